@@ -1,0 +1,1 @@
+//! Consensus: a synchronous raft node and the one thread that drives it.

@@ -1,0 +1,1 @@
+//! Ordered byte maps with atomic batches and snapshots.

@@ -1,0 +1,1 @@
+//! Pure codecs for etcd's files: bbolt, log records, snapshots.

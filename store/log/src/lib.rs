@@ -1,0 +1,1 @@
+//! The raft log on disk in etcd's WAL format.

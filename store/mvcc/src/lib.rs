@@ -1,0 +1,1 @@
+//! The deterministic state machine: revisions, ranges, transactions, compaction, hashes, leases, members.

@@ -1,0 +1,1 @@
+//! Listeners and the one-port server for gRPC and HTTP.

@@ -1,0 +1,1 @@
+//! The embeddable etcd-compatible store.

@@ -1,0 +1,1 @@
+//! Watchers: live delivery, catch-up, progress and the slow-reader policy.
