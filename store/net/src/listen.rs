@@ -1,0 +1,213 @@
+//! Bound sockets: TCP and Unix, behind one accept.
+//!
+//! Input: a [`ListenUrl`]. Output: accepted [`Stream`]s. **Invariant:** a Unix socket file that
+//! this process made is removed again when its listener goes.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
+
+use crate::url::{ListenUrl, Scheme};
+
+/// How many connections the kernel may hold before they are accepted.
+const BACKLOG: u32 = 4096;
+
+/// Why a URL could not be bound.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The address is in use, not of this machine, or may not be bound.
+    #[error("listen {network} {address}: bind: {source}; {advice}")]
+    Bind {
+        /// `tcp` or `unix`.
+        network: &'static str,
+        /// Host and port, or the path.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+        /// What to do.
+        advice: &'static str,
+    },
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another process serves there: stop it, or choose another port with the listen flag"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "this user may not bind it: use a port above 1023 or a directory that is writable"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "this machine has no such address: listen on one that `ip address` shows, or on 0.0.0.0"
+        }
+        _ => "check the listen URL",
+    }
+}
+
+/// A bound socket.
+#[derive(Debug)]
+pub enum Listener {
+    /// TCP.
+    Tcp(TcpListener),
+    /// A Unix socket and its file.
+    Unix(UnixListener, PathBuf),
+}
+
+/// Socket options from `--socket-reuse-port` and `--socket-reuse-address`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reuse {
+    pub(crate) port: bool,
+}
+
+impl Listener {
+    /// Binds the URL.
+    pub fn bind(url: &ListenUrl, reuse_port: bool) -> Result<Self, BindError> {
+        match url.scheme {
+            Scheme::Http | Scheme::Https => Self::bind_tcp(url, Reuse { port: reuse_port }),
+            Scheme::Unix | Scheme::Unixs => Self::bind_unix(url),
+        }
+    }
+
+    fn bind_tcp(url: &ListenUrl, reuse: Reuse) -> Result<Self, BindError> {
+        let address = format!("{}:{}", url.host, url.port);
+        let fail = |source: io::Error| BindError::Bind {
+            network: "tcp",
+            address: address.clone(),
+            advice: advice(&source),
+            source,
+        };
+        // `localhost` names 127.0.0.1 first, as clients that dial it expect.
+        let mut addresses: Vec<SocketAddr> =
+            (url.host.as_str(), url.port).to_socket_addrs().map_err(fail)?.collect();
+        addresses.sort_by_key(SocketAddr::is_ipv6);
+        let first = addresses.first().copied().ok_or_else(|| {
+            fail(io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address"))
+        })?;
+        let socket = if first.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() };
+        let bind = |socket: TcpSocket| -> io::Result<TcpListener> {
+            // A restarted server must not wait for connections of its former life.
+            socket.set_reuseaddr(true)?;
+            socket.set_reuseport(reuse.port)?;
+            socket.bind(first)?;
+            socket.listen(BACKLOG)
+        };
+        socket.and_then(bind).map(Listener::Tcp).map_err(fail)
+    }
+
+    fn bind_unix(url: &ListenUrl) -> Result<Self, BindError> {
+        let path = PathBuf::from(&url.host);
+        let bound = match UnixListener::bind(&path) {
+            // A file without a listener is left over from a killed process.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                match std::os::unix::net::UnixStream::connect(&path) {
+                    Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                        std::fs::remove_file(&path).and_then(|()| UnixListener::bind(&path))
+                    }
+                    _ => Err(error),
+                }
+            }
+            other => other,
+        };
+        bound.map(|listener| Listener::Unix(listener, path)).map_err(|source| BindError::Bind {
+            network: "unix",
+            address: url.host.clone(),
+            advice: advice(&source),
+            source,
+        })
+    }
+
+    /// The bound TCP address; `None` for a Unix socket.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Unix(..) => None,
+        }
+    }
+
+    /// The next connection, with the peer's address where it has one.
+    pub(crate) async fn accept(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
+        match self {
+            Listener::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                // Small answers must not wait for a full segment.
+                stream.set_nodelay(true)?;
+                Ok((Stream::Tcp(stream), Some(address)))
+            }
+            Listener::Unix(listener, _) => {
+                let (stream, _) = listener.accept().await?;
+                Ok((Stream::Unix(stream), None))
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listener::Unix(_, path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// An accepted connection.
+#[derive(Debug)]
+pub enum Stream {
+    /// TCP.
+    Tcp(TcpStream),
+    /// Unix socket.
+    Unix(UnixStream),
+}
+
+macro_rules! each {
+    ($stream:expr, $inner:ident => $call:expr) => {
+        match $stream {
+            Stream::Tcp($inner) => $call,
+            Stream::Unix($inner) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        each!(self.get_mut(), inner => Pin::new(inner).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        each!(self.get_mut(), inner => Pin::new(inner).poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self.get_mut(), inner => Pin::new(inner).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self.get_mut(), inner => Pin::new(inner).poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        each!(self.get_mut(), inner => Pin::new(inner).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        each!(self, inner => inner.is_write_vectored())
+    }
+}

@@ -1,0 +1,296 @@
+//! Accepting connections and serving them until shutdown.
+//!
+//! Input: a [`Listener`] and a [`Handler`]. Output: one handler call per request. HTTP/2 with
+//! prior knowledge and HTTP/1.1 are told apart by the first bytes of the connection.
+//!
+//! **Invariant:** every connection task ends: by itself, by the graceful signal, or at the
+//! deadline of [`Server::shutdown`].
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::listen::Listener;
+
+/// Any error of a body or a service.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// The body of every response.
+pub type Body = UnsyncBoxBody<Bytes, BoxError>;
+
+/// A body that is known at once.
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// What is known of a connection; handlers find it in the request's extensions.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// The peer's address; `None` on Unix sockets.
+    pub peer: Option<SocketAddr>,
+}
+
+/// Answers requests.
+pub trait Handler: Send + Sync + 'static {
+    /// One request to one response. Must not panic; a failed call answers with a status.
+    fn call(
+        &self,
+        request: Request<Incoming>,
+    ) -> Pin<Box<dyn Future<Output = Response<Body>> + Send + 'static>>;
+}
+
+/// Limits and timers of a server.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Streams that one HTTP/2 connection may have open.
+    pub max_concurrent_streams: u32,
+    /// Idle time after which the server pings an HTTP/2 client; `None` never pings.
+    pub keepalive_interval: Option<Duration>,
+    /// How long a ping may stay unanswered.
+    pub keepalive_timeout: Duration,
+    /// Connections open at the same time; more wait in the kernel's backlog.
+    pub max_connections: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            max_concurrent_streams: u32::MAX,
+            keepalive_interval: Some(Duration::from_secs(2 * 60 * 60)),
+            keepalive_timeout: Duration::from_secs(20),
+            max_connections: 65_536,
+        }
+    }
+}
+
+/// Bytes that a client may send ahead on one stream: one full-size request without a round trip.
+const STREAM_WINDOW: u32 = 2 << 20;
+/// The same for a whole connection.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Header bytes of one request; gRPC metadata of real clients is far below.
+const MAX_HEADER_BYTES: u32 = 64 << 10;
+
+/// A running server over one or more listeners.
+#[derive(Debug)]
+pub struct Server {
+    stop: watch::Sender<bool>,
+    accepting: JoinSet<()>,
+    open: Arc<AtomicUsize>,
+}
+
+impl Server {
+    /// Starts serving; must be called inside a tokio runtime.
+    pub fn start(listeners: Vec<Listener>, handler: Arc<dyn Handler>, options: Options) -> Self {
+        let (stop, stopped) = watch::channel(false);
+        let open = Arc::new(AtomicUsize::new(0));
+        let mut accepting = JoinSet::new();
+        for listener in listeners {
+            let task = accept_loop(
+                listener,
+                handler.clone(),
+                options.clone(),
+                stopped.clone(),
+                open.clone(),
+            );
+            accepting.spawn(task);
+        }
+        Server { stop, accepting, open }
+    }
+
+    /// Connections that are open now.
+    pub fn open_connections(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Stops accepting, lets running requests end, and cuts what is left at the deadline.
+    pub async fn shutdown(mut self, deadline: Duration) {
+        let _ = self.stop.send(true);
+        let drained = async { while self.accepting.join_next().await.is_some() {} };
+        if tokio::time::timeout(deadline, drained).await.is_err() {
+            self.accepting.shutdown().await;
+        }
+    }
+}
+
+async fn accept_loop(
+    listener: Listener,
+    handler: Arc<dyn Handler>,
+    options: Options,
+    mut stopped: watch::Receiver<bool>,
+    open: Arc<AtomicUsize>,
+) {
+    let builder = Arc::new(builder(&options));
+    let for_connections = stopped.clone();
+    // Dropping the set cuts the connections that did not end by themselves.
+    let mut connections = JoinSet::new();
+    loop {
+        let room = open.load(Ordering::Relaxed) < options.max_connections;
+        tokio::select! {
+            _ = stop_asked(&mut stopped) => break,
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            accepted = listener.accept(), if room => match accepted {
+                Ok((stream, peer)) => {
+                    let task = serve_connection(
+                        builder.clone(),
+                        TokioIo::new(stream),
+                        Connection { peer },
+                        handler.clone(),
+                        for_connections.clone(),
+                        Counted::new(open.clone()),
+                    );
+                    connections.spawn(task);
+                }
+                // Out of file descriptors, most likely: others must end first.
+                Err(error) => {
+                    tracing::warn!(error = %error, "failed to accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Resolves when the server is told to stop, or is gone.
+async fn stop_asked(stopped: &mut watch::Receiver<bool>) {
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+/// Counts a connection while it lives.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(open: Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Ordering::Relaxed);
+        Counted(open)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn builder(options: &Options) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(30));
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(options.max_concurrent_streams)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .keep_alive_interval(options.keepalive_interval)
+        .keep_alive_timeout(options.keepalive_timeout);
+    builder
+}
+
+async fn serve_connection(
+    builder: Arc<auto::Builder<TokioExecutor>>,
+    io: TokioIo<crate::Stream>,
+    connection: Connection,
+    handler: Arc<dyn Handler>,
+    mut stopped: watch::Receiver<bool>,
+    _counted: Counted,
+) {
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(connection.clone());
+        let answer = handler.call(request);
+        async move { Ok::<_, std::convert::Infallible>(answer.await) }
+    });
+    let serving = builder.serve_connection_with_upgrades(io, service);
+    tokio::pin!(serving);
+    let mut ended = None;
+    tokio::select! {
+        result = serving.as_mut() => ended = Some(result),
+        _ = stop_asked(&mut stopped) => {}
+    }
+    let ended = match ended {
+        Some(result) => result,
+        None => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(error = %error, "connection ended with an error");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse_urls;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    struct Echo;
+    impl Handler for Echo {
+        fn call(
+            &self,
+            request: Request<Incoming>,
+        ) -> Pin<Box<dyn Future<Output = Response<Body>> + Send + 'static>> {
+            Box::pin(async move { Response::new(full(request.uri().path().to_string())) })
+        }
+    }
+
+    async fn get(address: SocketAddr) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream
+            .write_all(b"GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn garbage_on_one_connection_leaves_others_alone() {
+        let url = &parse_urls("http://127.0.0.1:0").unwrap()[0];
+        let listener = Listener::bind(url, false).unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Server::start(vec![listener], Arc::new(Echo), Options::default());
+        let mut garbage = tokio::net::TcpStream::connect(address).await.unwrap();
+        garbage.write_all(&[0xff; 4096]).await.unwrap();
+        assert!(get(address).await.ends_with("/hello"));
+        server.shutdown(Duration::from_secs(1)).await;
+        assert!(tokio::net::TcpStream::connect(address).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_taken_port_says_what_to_do() {
+        let url = &parse_urls("http://127.0.0.1:0").unwrap()[0];
+        let first = Listener::bind(url, false).unwrap();
+        let taken = format!("http://{}", first.local_addr().unwrap());
+        let error = Listener::bind(&parse_urls(&taken).unwrap()[0], false).unwrap_err().to_string();
+        assert!(error.contains("another process serves there"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_file_is_replaced_and_a_live_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let url = &parse_urls(&format!("unix://{}", path.display())).unwrap()[0];
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let live = Listener::bind(url, false).unwrap();
+        assert!(Listener::bind(url, false).is_err());
+        drop(live);
+        assert!(!path.exists());
+    }
+}
