@@ -16,10 +16,14 @@ mod batch;
 mod error;
 mod family;
 mod mem;
+#[cfg(feature = "rocks")]
+mod rocks;
 mod view;
 
 pub use batch::{Batch, Op};
 pub use error::{EngineError, Result};
 pub use family::Family;
 pub use mem::MemEngine;
+#[cfg(feature = "rocks")]
+pub use rocks::{RocksEngine, RocksOptions};
 pub use view::{Cursor, Engine, Scan, Usage, View};

@@ -6,6 +6,7 @@
 
 use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use rpds::RedBlackTreeMapSync;
@@ -166,6 +167,14 @@ impl Engine for MemEngine {
 
     fn reclaim(&self) -> Result<()> {
         self.read(Inner::check)
+    }
+
+    fn health(&self) -> Result<()> {
+        self.read(Inner::check)
+    }
+
+    fn wait_reclaimed(&self, _: Duration) -> bool {
+        true
     }
 
     fn close(&self) {

@@ -1,6 +1,7 @@
 //! The traits that the rest of the store reads and writes through.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -120,6 +121,8 @@ pub struct Usage {
     pub file_bytes: u64,
     /// Part of `total_bytes` that waits in memory for a flush.
     pub memory_bytes: u64,
+    /// Memory of the tables that `memory_bytes` is held in, with what they reserve.
+    pub memtable_bytes: u64,
     /// Memory of the block cache.
     pub cache_bytes: u64,
 }
@@ -139,11 +142,20 @@ pub trait Engine: View {
     /// Bytes in use. Cheap enough to be asked before every proposal.
     fn usage(&self) -> Usage;
 
+    /// The failure of background work, if any failed. Asked now and then by who can end the process;
+    /// a failed write or flush reports the same.
+    fn health(&self) -> Result<()>;
+
     /// Starts to give back the space of deleted and overwritten keys, in the background. Returns
     /// at once, also when such a pass already runs.
     fn reclaim(&self) -> Result<()>;
 
-    /// Stops background work and refuses further calls. Does not flush: what was not flushed comes
-    /// back from the log. Snapshots that are still held stay readable.
+    /// Waits for the end of what [`Engine::reclaim`] started, at most so long. Returns whether
+    /// nothing runs any more.
+    fn wait_reclaimed(&self, at_most: Duration) -> bool;
+
+    /// Stops background work and refuses further writes. What was not flushed may be lost, and
+    /// comes back from the log. Snapshots that are still held stay readable; on disk, the directory
+    /// stays locked until the engine and all of them are dropped.
     fn close(&self);
 }

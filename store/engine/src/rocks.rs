@@ -1,0 +1,370 @@
+//! The engine on disk: RocksDB with one column family per map.
+//!
+//! The store has its log already, so RocksDB keeps none: writes go to memory only, and all families
+//! are flushed together (`atomic_flush`), which gives the engine's durability promise. What memory
+//! it takes is set by two budgets, block cache and memtables, not by the number of keys.
+//!
+//! Flushes are started by this module, not by RocksDB, when half of the memtable budget is full:
+//! so it knows what is on disk and what is not, and [`Engine::usage`] is right for a store of a few
+//! kilobytes too, where RocksDB's own figures count whole arena blocks.
+
+mod cursor;
+mod options;
+mod reclaim;
+mod snapshot;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rocksdb::checkpoint::Checkpoint;
+use rocksdb::{
+    Cache, ColumnFamily, DB, ErrorKind, FlushOptions, ReadOptions, WriteBatch, WriteBufferManager,
+    WriteOptions, properties,
+};
+
+pub use self::options::RocksOptions;
+use self::reclaim::Reclaim;
+use crate::{Batch, Cursor, Engine, EngineError, Family, Op, Result, Scan, Usage, View};
+
+/// How long figures about files are good for. Asking RocksDB takes its one big lock.
+const FILES_FRESH: Duration = Duration::from_millis(250);
+
+/// What an entry takes in a memtable beside its bytes: sequence number, lengths, skip-list links.
+const ENTRY_OVERHEAD: u64 = 32;
+
+/// What the engine, its snapshots and its background thread share. RocksDB is closed when the last
+/// of them is dropped.
+struct Shared {
+    db: DB,
+    path: PathBuf,
+    cache: Cache,
+    memtables: WriteBufferManager,
+    memtable_bytes: u64,
+    no_wal: WriteOptions,
+    read_only: bool,
+    closed: AtomicBool,
+    /// The first failure. Once set, nothing is written any more.
+    poison: OnceLock<EngineError>,
+    /// Bytes that were written since the last flush was started.
+    active: AtomicU64,
+    /// Bytes of flushes that were started and are not known to be finished.
+    flushing: AtomicU64,
+    files: Mutex<Option<Files>>,
+}
+
+/// Figures about files, and when they were taken.
+#[derive(Clone, Copy)]
+struct Files {
+    taken: Instant,
+    total: u64,
+    live: u64,
+}
+
+/// An engine in a directory.
+pub struct RocksEngine {
+    shared: Arc<Shared>,
+    reclaim: Arc<Reclaim>,
+    /// Options of reads outside of snapshots, made once.
+    gets: ReadOptions,
+}
+
+impl RocksEngine {
+    /// Opens the engine in `path`, which is created when it is not there.
+    pub fn open(path: impl AsRef<Path>, options: &RocksOptions) -> Result<Self> {
+        let path = path.as_ref();
+        std::fs::create_dir_all(path).map_err(|error| directory(path, error))?;
+        Self::open_as(path, options, false)
+    }
+
+    /// Opens an engine for reading only: for tools, on a directory that no process writes to.
+    /// Creates and changes nothing.
+    pub fn open_read_only(path: impl AsRef<Path>, options: &RocksOptions) -> Result<Self> {
+        Self::open_as(path.as_ref(), options, true)
+    }
+
+    fn open_as(path: &Path, options: &RocksOptions, read_only: bool) -> Result<Self> {
+        let cache = Cache::new_hyper_clock_cache(options.cache_bytes, 0);
+        let memtables = WriteBufferManager::new_write_buffer_manager(options.memtable_bytes, false);
+        let db_options = options::database(options, &memtables);
+        let families = options::families(options, &cache);
+        let db = if read_only {
+            DB::open_cf_descriptors_read_only(&db_options, path, families, false)
+        } else {
+            DB::open_cf_descriptors(&db_options, path, families)
+        };
+        let db = db.map_err(|error| open_error(path, &error))?;
+        let mut no_wal = WriteOptions::default();
+        no_wal.disable_wal(true);
+        let shared = Arc::new(Shared {
+            db,
+            path: path.to_owned(),
+            cache,
+            memtables,
+            memtable_bytes: options.memtable_bytes as u64,
+            no_wal,
+            read_only,
+            closed: AtomicBool::new(false),
+            poison: OnceLock::new(),
+            active: AtomicU64::new(0),
+            flushing: AtomicU64::new(0),
+            files: Mutex::new(None),
+        });
+        Ok(Self { shared, reclaim: Arc::default(), gets: ReadOptions::default() })
+    }
+
+    /// Removes an engine and everything else in its directory. Fails when the engine is open.
+    pub fn destroy(path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        if !path.exists() {
+            return Ok(());
+        }
+        // RocksDB takes its lock first; the plain removal below would pull the files from under a
+        // running engine.
+        DB::destroy(&rocksdb::Options::default(), path)
+            .map_err(|error| open_error(path, &error))?;
+        match std::fs::remove_dir_all(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(directory(path, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a second engine at `target` that holds what this one holds now. Files are shared by
+    /// hard links where the file system can. `target` must not exist.
+    pub fn checkpoint(&self, target: impl AsRef<Path>) -> Result<()> {
+        let target = target.as_ref();
+        self.shared.check()?;
+        if !self.shared.read_only {
+            self.shared.flush(true)?;
+        }
+        Checkpoint::new(&self.shared.db)
+            .and_then(|checkpoint| checkpoint.create_checkpoint(target))
+            .map_err(|error| directory(target, error))
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// RocksDB's own report on levels, stalls and compactions, for people.
+    pub fn report(&self) -> String {
+        let stats = Family::ALL.into_iter().filter_map(|family| {
+            self.shared.db.property_value_cf(self.shared.handle(family), properties::STATS).ok()?
+        });
+        stats.collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Shared {
+    fn handle(&self, family: Family) -> &ColumnFamily {
+        self.db.cf_handle(family.name()).expect("every family is opened with the database")
+    }
+
+    fn handles(&self) -> [&ColumnFamily; Family::ALL.len()] {
+        Family::ALL.map(|family| self.handle(family))
+    }
+
+    /// Refuses work on an engine that failed or was closed.
+    fn check(&self) -> Result<()> {
+        match self.poison.get() {
+            Some(error) => Err(error.clone()),
+            None if self.closed.load(Ordering::Acquire) => Err(EngineError::Refused("closed")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(EngineError::Refused("open for reading only"));
+        }
+        self.check()
+    }
+
+    /// Turns a failure into the engine's last word.
+    fn fail(&self, doing: &str, error: &rocksdb::Error) -> EngineError {
+        if error.kind() == ErrorKind::ShutdownInProgress {
+            return EngineError::Refused("closed");
+        }
+        let error = match error.kind() {
+            ErrorKind::Corruption => EngineError::Corrupt(format!("{doing}: {error}")),
+            _ => EngineError::Poisoned(format!("{doing}: {error}")),
+        };
+        self.poison.get_or_init(|| error).clone()
+    }
+
+    fn int(&self, family: Family, property: &properties::PropName) -> u64 {
+        let value = self.db.property_int_value_cf(self.handle(family), property);
+        value.ok().flatten().unwrap_or(0)
+    }
+
+    fn write(&self, batch: &Batch) -> Result<()> {
+        self.check_writable()?;
+        let handles = self.handles();
+        let overhead = batch.len() as u64 * ENTRY_OVERHEAD;
+        let mut writes = WriteBatch::with_capacity_bytes(batch.bytes() + 16 * batch.len() + 16);
+        for op in batch.ops() {
+            match op {
+                Op::Put(family, key, value) => writes.put_cf(handles[family.number()], key, value),
+                Op::Delete(family, key) => writes.delete_cf(handles[family.number()], key),
+                Op::DeleteRange(family, from, to) => {
+                    writes.delete_range_cf(handles[family.number()], from, to);
+                }
+            }
+        }
+        self.db.write_opt(writes, &self.no_wal).map_err(|error| self.fail("write", &error))?;
+        let bytes = batch.bytes() as u64 + overhead;
+        let active = self.active.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if active >= self.memtable_bytes / 2 {
+            self.flush(false)?;
+        }
+        Ok(())
+    }
+
+    /// Starts to write all families' memory to files, and waits for the end if asked to.
+    fn flush(&self, wait: bool) -> Result<()> {
+        let mut options = FlushOptions::default();
+        options.set_wait(wait);
+        let started = self.active.load(Ordering::Relaxed);
+        let flushed = self.db.flush_cfs_opt(&self.handles(), &options);
+        flushed.map_err(|error| self.fail("flush", &error))?;
+        self.active.fetch_sub(started, Ordering::Relaxed);
+        if wait {
+            *self.files() = None;
+        } else {
+            self.flushing.fetch_add(started, Ordering::Relaxed);
+        }
+        self.check_background()
+    }
+
+    /// RocksDB retries failed background work by itself. What failed once is not trusted here.
+    fn check_background(&self) -> Result<()> {
+        if self.int(Family::Key, properties::BACKGROUND_ERRORS) > 0 {
+            let error = EngineError::Poisoned(format!(
+                "a background job failed; see {}",
+                self.path.join("LOG").display()
+            ));
+            self.poison.get_or_init(|| error);
+        }
+        self.check()
+    }
+
+    fn files(&self) -> MutexGuard<'_, Option<Files>> {
+        // Plain numbers: a panic while they were replaced cannot leave them half written.
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fresh_files(&self) -> Files {
+        let mut slot = self.files();
+        if let Some(files) = *slot
+            && files.taken.elapsed() < FILES_FRESH
+        {
+            return files;
+        }
+        let mut files = Files { taken: Instant::now(), total: 0, live: 0 };
+        let mut waiting = 0;
+        for family in Family::ALL {
+            files.total += self.int(family, properties::LIVE_SST_FILES_SIZE);
+            files.live += self.int(family, properties::ESTIMATE_LIVE_DATA_SIZE);
+            waiting += self.int(family, properties::NUM_IMMUTABLE_MEM_TABLE);
+        }
+        if waiting == 0 {
+            self.flushing.store(0, Ordering::Relaxed);
+        }
+        *slot = Some(files);
+        files
+    }
+}
+
+impl View for RocksEngine {
+    fn get(&self, family: Family, key: &[u8]) -> Result<Option<Bytes>> {
+        snapshot::get(&self.shared, &self.gets, family, key)
+    }
+
+    fn multi_get(&self, family: Family, keys: &[&[u8]]) -> Result<Vec<Option<Bytes>>> {
+        snapshot::multi_get(&self.shared, &self.gets, family, keys)
+    }
+
+    fn cursor(&self, family: Family, scan: Scan) -> Result<Box<dyn Cursor + '_>> {
+        Ok(cursor::open(&self.shared, ReadOptions::default(), family, scan))
+    }
+}
+
+impl Engine for RocksEngine {
+    fn snapshot(&self) -> Arc<dyn View> {
+        Arc::new(snapshot::Pinned::new(&self.shared))
+    }
+
+    fn write(&self, batch: Batch) -> Result<()> {
+        self.shared.write(&batch)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.shared.check_writable()?;
+        self.shared.flush(true)
+    }
+
+    fn usage(&self) -> Usage {
+        let files = self.shared.fresh_files();
+        let memory_bytes = self.shared.active.load(Ordering::Relaxed)
+            + self.shared.flushing.load(Ordering::Relaxed);
+        let total_bytes = files.total + memory_bytes;
+        Usage {
+            total_bytes,
+            in_use_bytes: total_bytes.min(files.live + memory_bytes),
+            file_bytes: files.total,
+            memory_bytes,
+            memtable_bytes: self.shared.memtables.get_usage() as u64,
+            cache_bytes: self.shared.cache.get_usage() as u64,
+        }
+    }
+
+    fn health(&self) -> Result<()> {
+        self.shared.check_background()
+    }
+
+    fn reclaim(&self) -> Result<()> {
+        self.shared.check_writable()?;
+        self.reclaim.start(&self.shared)
+    }
+
+    fn wait_reclaimed(&self, at_most: Duration) -> bool {
+        self.reclaim.wait(at_most)
+    }
+
+    fn close(&self) {
+        if self.shared.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // Also ends a manual compaction in its middle, and flushes what is in memory: not needed
+        // for safety, but the next start then has less of the log to replay.
+        self.shared.db.cancel_all_background_work(true);
+        self.reclaim.join();
+    }
+}
+
+impl Drop for RocksEngine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn directory(path: &Path, reason: impl std::fmt::Display) -> EngineError {
+    EngineError::Directory { path: path.to_owned(), reason: reason.to_string() }
+}
+
+fn open_error(path: &Path, error: &rocksdb::Error) -> EngineError {
+    let text = error.to_string();
+    match error.kind() {
+        ErrorKind::Corruption => EngineError::Corrupt(format!("{}: {text}", path.display())),
+        // RocksDB has no error kind of its own for this; both texts come from its file layer.
+        ErrorKind::IOError if text.contains("lock hold by") || text.contains("lock file") => {
+            EngineError::Locked { path: path.to_owned() }
+        }
+        _ => directory(path, text),
+    }
+}
