@@ -1,0 +1,59 @@
+# The entry points of Mainstay. `make help` lists them.
+# Everything that is built or fetched goes to CACHE, so that a new clone finds it again.
+
+CACHE ?= $(HOME)/.cache/mainstay
+DATA ?= mainstay.data
+PREFIX ?= /usr/local
+export CARGO_TARGET_DIR ?= $(CACHE)/target
+export MAINSTAY_PEERS ?= $(CACHE)/peers
+
+# RocksDB is hundreds of C++ files: a compiler cache shares them between profiles and clones.
+ifneq ($(shell command -v ccache 2>/dev/null),)
+export CCACHE_DIR ?= $(CACHE)/ccache
+export CC := ccache gcc
+export CXX := ccache g++
+endif
+
+.PHONY: help deps deps-test peers build run test lint bench interop install clean-data
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+deps: ## Install what the build needs (Debian and Ubuntu)
+	@scripts/deps.sh build
+
+deps-test: deps
+	@scripts/deps.sh test
+
+peers: deps-test ## Build the programs that tests compare with: etcd, etcdctl, etcdutl
+	@scripts/peers.sh "$(MAINSTAY_PEERS)"
+
+build: deps
+	@scripts/say-first-build.sh "$(CARGO_TARGET_DIR)/release"
+	cargo build --release --locked --bin mainstay
+
+run: ## Build and serve on 127.0.0.1:2379, data in DATA (default ./mainstay.data)
+	@$(MAKE) --no-print-directory build
+	@echo "Serving on http://127.0.0.1:2379, data in $(DATA). Stop with Ctrl-C."
+	$(CARGO_TARGET_DIR)/release/mainstay etcd --name local --data-dir "$(DATA)"
+
+test: ## Run all tests, with the programs that they need
+	@$(MAKE) --no-print-directory peers
+	@$(MAKE) --no-print-directory lint run-tests
+
+.PHONY: run-tests
+run-tests:
+	@scripts/say-first-build.sh "$(CARGO_TARGET_DIR)/debug"
+	cargo build --locked --workspace --bins
+	cargo test --locked --workspace
+
+lint: deps ## Check formatting and lints
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+install: ## Put the release build with its links into PREFIX/bin
+	@$(MAKE) --no-print-directory build
+	install -D -m 0755 $(CARGO_TARGET_DIR)/release/mainstay "$(DESTDIR)$(PREFIX)/bin/mainstay"
+	ln -sf mainstay "$(DESTDIR)$(PREFIX)/bin/etcd"
+	ln -sf mainstay "$(DESTDIR)$(PREFIX)/bin/etcdutl"
+	@echo "Installed mainstay, etcd and etcdutl into $(DESTDIR)$(PREFIX)/bin"

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that building (`build`) or testing (`test`) needs, when missing.
+set -euo pipefail
+
+declare -A packages
+packages[build]="g++ make libclang-dev ccache ca-certificates"
+packages[test]="etcd-client curl procps iproute2"
+
+missing=()
+for package in ${packages[$1]}; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q "ok installed" || missing+=("$package")
+done
+if [ "${#missing[@]}" -gt 0 ]; then
+    echo "Installing Debian packages: ${missing[*]}"
+    sudo=""
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || {
+            echo "This needs root: run 'apt-get install ${missing[*]}' as root, then again." >&2
+            exit 1
+        }
+        sudo=sudo
+    fi
+    $sudo apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+command -v cargo >/dev/null || {
+    echo "Rust is missing: install it with rustup (https://rustup.rs), open a new shell, then again." >&2
+    exit 1
+}

@@ -1,0 +1,277 @@
+//! `mainstay etcd`: one member of the store, with etcd's flags.
+//!
+//! Input: flags, variables, config file, signals. Output: a serving member, its log, and the exit
+//! code. Nothing is decided here about data: flags become a [`StoreConfig`], which the store
+//! checks again.
+
+mod check;
+mod help;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use mainstay_net::{ListenUrl, Listener};
+use mainstay_store::serve::{self, ServeOptions, Serving};
+use mainstay_store::version::SERVER_VERSION;
+use mainstay_store::{Store, StoreConfig};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::flags::table::{Effect, FLAGS};
+use crate::flags::{FlagError, Values};
+use crate::logging::{self, LogOptions};
+use crate::{complain, print};
+
+/// How long requests may take to end after the signal to stop.
+const DRAIN_TIME: Duration = Duration::from_secs(5);
+
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    let values = match Values::parse(arguments, std::env::vars()) {
+        Ok(values) => values,
+        Err(FlagError::Help) => {
+            print(&help::text());
+            return ExitCode::SUCCESS;
+        }
+        Err(FlagError::Usage(message)) => {
+            complain(&format!("{message}\n`etcd --help` lists all flags.\n"));
+            return ExitCode::from(2);
+        }
+        Err(FlagError::Fatal(message)) => {
+            let _ = logging::init(LogOptions { level: "info", json: true, outputs: "default" });
+            tracing::error!(error = %message, "failed to verify flags");
+            return ExitCode::from(1);
+        }
+    };
+    if values.switch("version") {
+        print(&version_text());
+        return ExitCode::SUCCESS;
+    }
+    let log = LogOptions {
+        level: values.text("log-level"),
+        json: values.text("log-format") == "json",
+        outputs: values.text("log-outputs"),
+    };
+    if let Err(message) = logging::init(log) {
+        complain(&format!("{message}\n"));
+        return ExitCode::from(1);
+    }
+    match start(&values, arguments) {
+        Ok(code) => code,
+        Err(message) => {
+            tracing::error!(error = %message, "failed to start etcd");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn version_text() -> String {
+    format!(
+        "etcd Version: {SERVER_VERSION}\nGit SHA: mainstay-{}\nGo Version: none (Rust)\nGo OS/Arch: {}/{}\n",
+        env!("CARGO_PKG_VERSION"),
+        std::env::consts::OS,
+        match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => other,
+        }
+    )
+}
+
+/// The sockets of one member, bound before anything is written to disk.
+struct Sockets {
+    clients: Vec<Listener>,
+    clients_http: Vec<Listener>,
+    metrics: Vec<Listener>,
+    peers: Vec<Listener>,
+}
+
+impl Sockets {
+    fn bind(checked: &check::Checked, reuse_port: bool) -> Result<Self, String> {
+        let bind = |urls: &[ListenUrl]| {
+            urls.iter()
+                .map(|url| Listener::bind(url, reuse_port).map_err(|error| error.to_string()))
+                .collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Sockets {
+            peers: bind(&checked.listen_peer)?,
+            clients: bind(&checked.listen_client)?,
+            clients_http: bind(&checked.listen_client_http)?,
+            metrics: bind(&checked.listen_metrics)?,
+        })
+    }
+}
+
+fn start(values: &Values, arguments: &[String]) -> Result<ExitCode, String> {
+    tracing::info!(args = ?arguments, "Running: ");
+    for warning in &values.warnings {
+        tracing::warn!("{warning}");
+    }
+    for flag in FLAGS.iter().filter(|flag| values.is_set(flag.name)) {
+        let given = values.text(flag.name);
+        match flag.effect {
+            Effect::Honoured => {}
+            // A flag that repeats its default asks for nothing that is missing.
+            _ if given == flag.default => {}
+            Effect::Differs(what) => {
+                tracing::warn!(flag = flag.name, value = given, "flag has no effect: {what}");
+            }
+            Effect::Refused(why) => return Err(format!("--{}: {why}", flag.name)),
+        }
+    }
+    let checked = check::check(values)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(std::thread::available_parallelism().map_or(2, |cores| cores.get().max(2)))
+        .thread_name("mainstay-io")
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start threads: {error}"))?;
+    let code = runtime.block_on(run(values, checked));
+    // Clients that never read must not keep the process.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    code
+}
+
+async fn run(values: &Values, checked: check::Checked) -> Result<ExitCode, String> {
+    let mut signals = Signals::new().map_err(|error| format!("cannot watch signals: {error}"))?;
+    let sockets = Sockets::bind(&checked, values.switch("socket-reuse-port"))?;
+    log_start(&checked);
+    let store = tokio::select! {
+        opened = Store::open_with_peers(checked.store.clone(), sockets.peers) => {
+            opened.map_err(|error| error.to_string())?
+        }
+        signal = signals.next() => return Ok(signals.die_of(signal)),
+    };
+    let options = ServeOptions {
+        max_request_bytes: checked.store.max_request_bytes,
+        max_concurrent_streams: u32::try_from(values.unsigned("max-concurrent-streams"))
+            .unwrap_or(u32::MAX),
+        keepalive_interval: Some(values.duration("grpc-keepalive-interval"))
+            .filter(|interval| !interval.is_zero()),
+        keepalive_timeout: values.duration("grpc-keepalive-timeout"),
+        reflection: values.switch("enable-grpc-reflection"),
+        extensive_metrics: values.text("metrics") == "extensive",
+        slow_request: values.duration("warning-unary-request-duration"),
+    };
+    // Metrics and health answer while the member still waits for the others.
+    let serving =
+        Serving::start(&store, sockets.clients, sockets.clients_http, sockets.metrics, options);
+    let mut failed = store.failed();
+    tokio::select! {
+        () = store.ready() => {
+            tracing::info!("ready to serve client requests");
+            for url in &checked.listen_client {
+                tracing::info!(
+                    traffic = "grpc+http",
+                    address = %url,
+                    "serving client traffic insecurely; this is strongly discouraged!"
+                );
+            }
+            notify_ready();
+        }
+        signal = signals.next() => {
+            serving.shutdown(DRAIN_TIME).await;
+            store.shutdown().await;
+            return Ok(signals.die_of(signal));
+        }
+        end = failed.wait() => return Err(end.to_string()),
+    }
+    let code = tokio::select! {
+        signal = signals.next() => {
+            tracing::info!(signal = signal.name(), "received signal; shutting down");
+            serve::drain(&store, serving, DRAIN_TIME).await;
+            tracing::info!(name = %checked.store.name, "closed etcd server");
+            signals.die_of(signal)
+        }
+        end = failed.wait() => {
+            if !end.is_removal() {
+                return Err(end.to_string());
+            }
+            tracing::warn!("{end}");
+            serve::drain(&store, serving, DRAIN_TIME).await;
+            ExitCode::SUCCESS
+        }
+    };
+    Ok(code)
+}
+
+fn log_start(checked: &check::Checked) {
+    let store: &StoreConfig = &checked.store;
+    tracing::info!(
+        etcd_version = SERVER_VERSION,
+        mainstay_version = env!("CARGO_PKG_VERSION"),
+        name = %store.name,
+        data_dir = %store.data_dir.display(),
+        wal_dir = %store.wal_dir.as_deref().map_or_else(String::new, |dir| dir.display().to_string()),
+        member_initialized = store.is_initialized(),
+        initial_cluster = %store.initial_cluster,
+        initial_cluster_state = ?store.initial_cluster_state,
+        initial_cluster_token = %store.initial_cluster_token,
+        "starting an etcd server"
+    );
+}
+
+/// Tells systemd that the member serves, when systemd asked for it.
+fn notify_ready() {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let sent = (|| {
+        use std::os::linux::net::SocketAddrExt;
+        use std::os::unix::ffi::OsStrExt;
+        use std::os::unix::net::{SocketAddr, UnixDatagram};
+        let address = match path.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+            _ => SocketAddr::from_pathname(&path)?,
+        };
+        UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address)
+    })();
+    if let Err(error) = sent {
+        tracing::warn!(error = %error, "cannot notify the init daemon");
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+#[derive(Clone, Copy)]
+enum Stop {
+    Terminate,
+    Interrupt,
+}
+
+impl Stop {
+    fn name(self) -> &'static str {
+        match self {
+            Stop::Terminate => "terminated",
+            Stop::Interrupt => "interrupt",
+        }
+    }
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> Stop {
+        tokio::select! {
+            _ = self.terminate.recv() => Stop::Terminate,
+            _ = self.interrupt.recv() => Stop::Interrupt,
+        }
+    }
+
+    /// The exit code that a shell shows for a process that died of the signal. As PID 1, etcd
+    /// exits with 0.
+    fn die_of(&self, stop: Stop) -> ExitCode {
+        if std::process::id() == 1 {
+            return ExitCode::SUCCESS;
+        }
+        match stop {
+            Stop::Terminate => ExitCode::from(143),
+            Stop::Interrupt => ExitCode::from(130),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! From flag values to a store configuration.
+//!
+//! Input: parsed [`Values`]. Output: URLs to listen on and a [`StoreConfig`], or the sentence
+//! that says which flag is wrong and what would be right; where etcd has a text for the mistake,
+//! it is etcd's.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mainstay_net::{ListenUrl, check_advertise_urls, parse_urls};
+use mainstay_store::{ClusterState, InitialCluster, StoreConfig};
+
+use crate::flags::{Values, parse_duration};
+
+/// Feature gates of etcd 3.6 and 3.7, and whether they are on by default.
+const GATES: [(&str, bool); 11] = [
+    ("AllAlpha", false),
+    ("AllBeta", false),
+    ("CompactHashCheck", false),
+    ("FastLeaseKeepAlive", true),
+    ("InitialCorruptCheck", false),
+    ("LeaseCheckpoint", false),
+    ("LeaseCheckpointPersist", false),
+    ("PriorityRequest", false),
+    ("SetMemberLocalAddr", false),
+    ("StopGRPCServiceOnDefrag", false),
+    ("TxnModeWriteWithSharedBuffer", true),
+];
+
+/// Everything that a member needs, checked.
+pub(super) struct Checked {
+    pub(super) listen_peer: Vec<ListenUrl>,
+    pub(super) listen_client: Vec<ListenUrl>,
+    pub(super) listen_client_http: Vec<ListenUrl>,
+    pub(super) listen_metrics: Vec<ListenUrl>,
+    pub(super) store: StoreConfig,
+}
+
+fn urls(values: &Values, flag: &str) -> Result<Vec<ListenUrl>, String> {
+    parse_urls(values.text(flag)).map_err(|error| {
+        format!("invalid value {:?} for flag -{flag}: {error}", values.text(flag))
+    })
+}
+
+fn listen_urls(values: &Values, flag: &str) -> Result<Vec<ListenUrl>, String> {
+    if values.text(flag).is_empty() {
+        return Ok(Vec::new());
+    }
+    let urls = urls(values, flag)?;
+    for url in &urls {
+        url.check_bindable().map_err(|error| error.to_string())?;
+        if url.is_tls() {
+            return Err(format!(
+                "--{flag}: {url} asks for TLS, which is not built in this version; use http:// or unix://"
+            ));
+        }
+    }
+    Ok(urls)
+}
+
+fn texts(urls: &[ListenUrl]) -> Vec<String> {
+    urls.iter().map(|url| url.as_str().to_string()).collect()
+}
+
+/// Reads `--feature-gates` and the older names of gates; answers whether leases are checkpointed.
+fn check_gates(values: &Values) -> Result<bool, String> {
+    let mut checkpoint = values.switch("experimental-enable-lease-checkpoint");
+    for pair in values.text("feature-gates").split(',').filter(|pair| !pair.is_empty()) {
+        let (name, on) = pair
+            .split_once('=')
+            .ok_or_else(|| format!("missing bool value for feature gate {pair:?}: write {pair}=true"))?;
+        let on: bool = on
+            .trim()
+            .parse()
+            .map_err(|_| format!("invalid value of {name}={on}: true or false is expected"))?;
+        let name = name.trim();
+        if !GATES.iter().any(|(known, _)| *known == name) {
+            return Err(format!("unrecognized feature gate: {name}"));
+        }
+        match name {
+            "LeaseCheckpoint" | "LeaseCheckpointPersist" | "AllAlpha" => checkpoint |= on,
+            "CompactHashCheck" | "InitialCorruptCheck" if on => {
+                tracing::warn!(
+                    gate = name,
+                    "this member answers hash checks of others and starts none in this version"
+                );
+            }
+            _ => {}
+        }
+    }
+    Ok(checkpoint)
+}
+
+/// Checks all values.
+pub(super) fn check(values: &Values) -> Result<Checked, String> {
+    let listen_peer = listen_urls(values, "listen-peer-urls")?;
+    let listen_client = listen_urls(values, "listen-client-urls")?;
+    let listen_client_http = listen_urls(values, "listen-client-http-urls")?;
+    let listen_metrics = listen_urls(values, "listen-metrics-urls")?;
+    let advertise_peer = urls(values, "initial-advertise-peer-urls")?;
+    let advertise_client = urls(values, "advertise-client-urls")?;
+    check_advertise_urls(&advertise_peer)
+        .and_then(|()| check_advertise_urls(&advertise_client))
+        .map_err(|error| error.to_string())?;
+    if values.is_set("listen-client-urls") && !values.is_set("advertise-client-urls") {
+        return Err(
+            "--advertise-client-urls is required when --listen-client-urls is set explicitly"
+                .to_string(),
+        );
+    }
+    let heartbeat = values.unsigned("heartbeat-interval");
+    let election = values.unsigned("election-timeout");
+    if heartbeat == 0 {
+        return Err("--heartbeat-interval must be >0 (set to 0ms)".to_string());
+    }
+    if election == 0 {
+        return Err("--election-timeout must be >0 (set to 0ms)".to_string());
+    }
+    if 5 * heartbeat > election {
+        return Err(format!(
+            "--election-timeout[{election}ms] should be at least as 5 times as --heartbeat-interval[{heartbeat}ms]"
+        ));
+    }
+    if election > 50_000 {
+        return Err(format!("--election-timeout[{election}ms] is too long, and should be set less than 50000ms"));
+    }
+    let name = values.text("name").to_string();
+    let peer_texts = texts(&advertise_peer);
+    let initial_cluster = match values.text("initial-cluster") {
+        "" => InitialCluster::single(&name, &peer_texts),
+        list => InitialCluster::parse(list)
+            .map_err(|error| format!("error setting up initial cluster: {error}"))?,
+    };
+    let data_dir = match values.text("data-dir") {
+        "" => PathBuf::from(format!("{name}.etcd")),
+        dir => PathBuf::from(dir),
+    };
+    let auto_compaction_retention = values.text("auto-compaction-retention");
+    if auto_compaction_retention.parse::<i64>().is_err()
+        && parse_duration(auto_compaction_retention).is_none()
+    {
+        return Err(format!(
+            "error parsing CompactionRetention: {auto_compaction_retention:?} is neither a number nor a duration"
+        ));
+    }
+    let store = StoreConfig {
+        data_dir,
+        wal_dir: Some(values.text("wal-dir"))
+            .filter(|dir| !dir.is_empty())
+            .map(PathBuf::from),
+        advertise_peer_urls: peer_texts,
+        advertise_client_urls: texts(&advertise_client),
+        listen_peer_urls: texts(&listen_peer),
+        initial_cluster,
+        initial_cluster_state: match values.text("initial-cluster-state") {
+            "existing" => ClusterState::Existing,
+            _ => ClusterState::New,
+        },
+        initial_cluster_token: values.text("initial-cluster-token").to_string(),
+        force_new_cluster: values.switch("force-new-cluster"),
+        tick: Duration::from_millis(heartbeat),
+        election_ticks: (election / heartbeat) as usize,
+        initial_election_tick_advance: values.switch("initial-election-tick-advance"),
+        pre_vote: values.switch("pre-vote"),
+        never_lead: values.switch("never-lead"),
+        snapshot_count: values.unsigned("snapshot-count"),
+        snapshot_catchup_entries: values.unsigned("snapshot-catchup-entries"),
+        max_wals: values.unsigned("max-wals") as usize,
+        unsafe_no_fsync: values.switch("unsafe-no-fsync"),
+        max_request_bytes: values.unsigned("max-request-bytes") as usize,
+        max_txn_ops: values.unsigned("max-txn-ops") as usize,
+        quota_backend_bytes: values.integer("quota-backend-bytes"),
+        max_learners: values.integer("max-learners").max(0) as usize,
+        strict_reconfig_check: values.switch("strict-reconfig-check"),
+        watch_progress_notify_interval: values.duration("watch-progress-notify-interval"),
+        lease_checkpoint: check_gates(values)?,
+        downgrade_check_time: values.duration("downgrade-check-time"),
+        name: name.clone(),
+        ..StoreConfig::new("")
+    };
+    store.check().map_err(|error| error.to_string())?;
+    if name == "default" {
+        tracing::warn!(
+            name = %name,
+            "it isn't recommended to use default name, please set a value for --name. \
+             Members of one cluster must have different names"
+        );
+    }
+    Ok(Checked { listen_peer, listen_client, listen_client_http, listen_metrics, store })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_flags(arguments: &[&str]) -> Result<Checked, String> {
+        let arguments: Vec<String> = arguments.iter().map(|a| a.to_string()).collect();
+        check(&Values::parse(&arguments, std::iter::empty()).map_err(|error| error.to_string())?)
+    }
+
+    fn mistake(arguments: &[&str]) -> String {
+        check_flags(arguments).err().unwrap()
+    }
+
+    #[test]
+    fn defaults_are_accepted() {
+        let checked = check_flags(&[]).ok().unwrap();
+        assert_eq!(checked.store.data_dir, PathBuf::from("default.etcd"));
+        assert_eq!(checked.store.election_ticks, 10);
+        assert_eq!(checked.store.initial_cluster.to_string(), "default=http://localhost:2380");
+    }
+
+    #[test]
+    fn mistakes_have_etcds_texts() {
+        assert_eq!(
+            mistake(&["--listen-client-urls", "http://127.0.0.1:1"]),
+            "--advertise-client-urls is required when --listen-client-urls is set explicitly"
+        );
+        assert_eq!(
+            mistake(&["--heartbeat-interval", "500"]),
+            "--election-timeout[1000ms] should be at least as 5 times as --heartbeat-interval[500ms]"
+        );
+        assert_eq!(
+            mistake(&[
+                "--listen-client-urls=http://example.com:2379",
+                "--advertise-client-urls=http://example.com:2379"
+            ]),
+            "expected IP in URL for binding (http://example.com:2379)"
+        );
+        assert_eq!(mistake(&["--feature-gates", "Foo=true"]), "unrecognized feature gate: Foo");
+        assert!(mistake(&["--listen-peer-urls", "127.0.0.1:2380"]).contains("URL scheme must be"));
+        assert!(mistake(&["--listen-peer-urls", "https://127.0.0.1:2380"]).contains("asks for TLS"));
+        assert!(mistake(&["--initial-cluster", "http://a:1"]).contains("NAME=URL"));
+    }
+}
