@@ -60,10 +60,7 @@ pub enum OpenError {
 
 impl OpenError {
     /// For `map_err`: what was being done, and to what.
-    pub fn io(
-        path: &Path,
-        doing: &'static str,
-    ) -> impl FnOnce(io::Error) -> OpenError + use<> {
+    pub fn io(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> OpenError + use<> {
         let path = path.to_owned();
         move |source| OpenError::Io { path, doing, source }
     }

@@ -1,6 +1,6 @@
 //! The file layer: the few operations that the log needs of a disk.
 //!
-//! Input and output: paths and bytes. Implementations: the real disk and a simulated one.
+//! Input and output: paths and bytes. Implementations: [`crate::OsFiles`] and [`crate::SimFiles`].
 //! **Invariant:** only [`File::sync_data`] makes content durable and only [`Files::sync_dir`] makes
 //! names durable; whoever calls decides when.
 
