@@ -113,7 +113,8 @@ impl<R: ReadAt> Reader<R> {
             .map(|row| (Bytes::copy_from_slice(row.key), Bytes::copy_from_slice(row.value))))
     }
 
-    /// Calls `row` for every row of a bucket in key order, and stops at its first error.
+    /// Calls `row` for every row of a bucket in key order, and stops at its first error. A bucket
+    /// inside the bucket is a row with an empty value, as in bbolt.
     pub fn for_each<E: From<ReadError>>(
         &self,
         bucket: &Bucket,
@@ -121,7 +122,7 @@ impl<R: ReadAt> Reader<R> {
     ) -> Result<(), E> {
         let mut cursor = self.cursor(bucket);
         while let Some(found) = cursor.next_row()? {
-            row(found.key, found.value)?;
+            row(found.key, if found.is_bucket { &[] } else { found.value })?;
         }
         Ok(())
     }
