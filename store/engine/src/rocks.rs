@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rocksdb::checkpoint::Checkpoint;
 use rocksdb::{
-    Cache, ColumnFamily, DB, ErrorKind, FlushOptions, ReadOptions, WriteBatch, WriteBufferManager,
-    WriteOptions, properties,
+    Cache, ColumnFamily, DB, ErrorKind, FlushOptions, LiveFile, ReadOptions, WriteBatch,
+    WriteBufferManager, WriteOptions, properties,
 };
 
 pub use self::options::RocksOptions;
@@ -30,7 +30,7 @@ use self::reclaim::Reclaim;
 use crate::{Batch, Cursor, Engine, EngineError, Family, Op, Result, Scan, Usage, View};
 
 /// How long figures about files are good for. Asking RocksDB takes its one big lock.
-const FILES_FRESH: Duration = Duration::from_millis(250);
+const FILES_FRESH: Duration = Duration::from_secs(1);
 
 /// What an entry takes in a memtable beside its bytes: sequence number, lengths, skip-list links.
 const ENTRY_OVERHEAD: u64 = 32;
@@ -267,9 +267,13 @@ impl Shared {
         }
         let mut files = Files { taken: Instant::now(), total: 0, live: 0 };
         let mut waiting = 0;
+        let list = self.db.live_files().unwrap_or_default();
         for family in Family::ALL {
-            files.total += self.int(family, properties::LIVE_SST_FILES_SIZE);
-            files.live += self.int(family, properties::ESTIMATE_LIVE_DATA_SIZE);
+            let own = list.iter().filter(|file| file.column_family_name == family.name());
+            let (total, live) = content(own);
+            files.total += total;
+            // RocksDB's estimate knows of overwritten keys, ours of deleted ones.
+            files.live += live.min(self.int(family, properties::ESTIMATE_LIVE_DATA_SIZE));
             waiting += self.int(family, properties::NUM_IMMUTABLE_MEM_TABLE);
         }
         if waiting == 0 {
@@ -278,6 +282,23 @@ impl Shared {
         *slot = Some(files);
         files
     }
+}
+
+/// Bytes of one family's files, and an estimate of those that deletions in them leave alive: each
+/// deletion is taken to hide one put.
+fn content<'a>(files: impl Iterator<Item = &'a LiveFile>) -> (u64, u64) {
+    let (mut bytes, mut entries, mut deletions) = (0, 0, 0);
+    for file in files {
+        bytes += file.size as u64;
+        entries += file.num_entries;
+        deletions += file.num_deletions;
+    }
+    let puts = entries.saturating_sub(deletions);
+    if puts == 0 {
+        return (bytes, if deletions == 0 { bytes } else { 0 });
+    }
+    let live = u128::from(bytes) * u128::from(puts.saturating_sub(deletions)) / u128::from(puts);
+    (bytes, live as u64)
 }
 
 impl View for RocksEngine {

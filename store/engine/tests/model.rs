@@ -2,6 +2,7 @@
 //!
 //! Input: scripts of operations from proptest. Each engine runs the same scripts. Keys are short and
 //! from few letters, so that they collide, nest, and touch both ends of the order.
+#![allow(clippy::unwrap_used, reason = "helpers of tests; a failure is the finding")]
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -49,7 +49,6 @@ pub(super) fn database(budgets: &RocksOptions, memtables: &WriteBufferManager) -
     options.set_allow_concurrent_memtable_write(false);
     options.set_max_background_jobs(budgets.background_jobs);
     options.set_max_open_files(budgets.open_files);
-    options.set_skip_stats_update_on_db_open(true);
     // Small steps of write-back, so that the log's fdatasync never waits behind a whole new file.
     options.set_bytes_per_sync(MIB as u64);
     // The last reader of a file must not be the one to delete it.
