@@ -14,7 +14,7 @@ export CC := ccache gcc
 export CXX := ccache g++
 endif
 
-.PHONY: help deps deps-test peers build run test lint bench interop install clean-data
+.PHONY: help deps deps-test peers build run test lint bench interop install
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -57,3 +57,10 @@ install: ## Put the release build with its links into PREFIX/bin
 	ln -sf mainstay "$(DESTDIR)$(PREFIX)/bin/etcd"
 	ln -sf mainstay "$(DESTDIR)$(PREFIX)/bin/etcdutl"
 	@echo "Installed mainstay, etcd and etcdutl into $(DESTDIR)$(PREFIX)/bin"
+
+bench: peers build ## Compare speed with real etcd, interleaved on this machine
+	MAINSTAY_BIN=$(CARGO_TARGET_DIR)/release/mainstay $(CARGO_TARGET_DIR)/release/mainstay bench compare
+
+interop: peers build ## The long comparisons: 100 seeds of the differential fuzz
+	cargo build --release --locked -p mainstay-etcd-tests
+	MAINSTAY_BIN=$(CARGO_TARGET_DIR)/release/mainstay $(CARGO_TARGET_DIR)/release/etcd-fuzz --seeds 100 --requests 2000

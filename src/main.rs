@@ -20,6 +20,7 @@ mainstay: an etcd-compatible consensus store
 Usage:
   mainstay etcd [flags]      serve a member (also when the binary is called `etcd`)
   mainstay etcdutl COMMAND   look at data files offline (also as `etcdutl`)
+  mainstay bench COMMAND     put load on any etcd v3 server, or compare with real etcd
   mainstay version           print the version
 
 `mainstay etcd --help` lists all flags.
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
     match rest.split_first() {
         Some((first, rest)) if first == "etcd" => etcd::main(rest),
         Some((first, rest)) if first == "etcdutl" => etcdutl::main(rest),
+        Some((first, rest)) if first == "bench" => mainstay_bench::main(rest),
         Some((first, _)) if matches!(first.as_str(), "version" | "--version") => {
             print(&format!("mainstay {}\n", env!("CARGO_PKG_VERSION")));
             ExitCode::SUCCESS

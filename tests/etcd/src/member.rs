@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
+pub use tempfile::TempDir;
 
 /// Which program a member is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,15 +224,18 @@ pub struct Cluster {
 impl Cluster {
     /// Founds a cluster of the given programs and waits until all serve.
     pub async fn start(programs: &[Program], arguments: &[&str]) -> Result<Self> {
-        Self::start_with(programs, |_| arguments.iter().map(|a| a.to_string()).collect()).await
+        Self::start_in(tempfile::tempdir()?, programs, |_| {
+            arguments.iter().map(|a| a.to_string()).collect()
+        })
+        .await
     }
 
-    /// The same, with arguments for each program.
-    pub async fn start_with(
+    /// The same in a given directory, with arguments for each program.
+    pub async fn start_in(
+        dir: TempDir,
         programs: &[Program],
         arguments: impl Fn(Program) -> Vec<String>,
     ) -> Result<Self> {
-        let dir = tempfile::tempdir()?;
         let mut members = Vec::new();
         for (at, program) in programs.iter().enumerate() {
             members.push(Member::new(*program, &format!("m{at}"), dir.path())?);

@@ -187,10 +187,10 @@ pub async fn run_seed(pair: &mut Pair, seed: u64, steps: usize) -> Result<Option
                 let (reference, revision) = execute(&mut pair.reference, &step).await;
                 let (tested, _) = execute(&mut pair.tested, &step).await;
                 generator.revision = generator.revision.max(revision);
-                if let Step::Compact(request) = &step {
-                    if !reference.starts_with("refused") {
-                        generator.compacted = request.revision;
-                    }
+                if let Step::Compact(request) = &step
+                    && !reference.starts_with("refused")
+                {
+                    generator.compacted = request.revision;
                 }
                 (reference, tested)
             }
