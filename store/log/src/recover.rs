@@ -120,7 +120,7 @@ struct Survey {
     identity: Metadata,
     hard_state: HardState,
     /// The place of the last hard state.
-    state_at: (usize, u64),
+    state_at: Place,
     marks: Vec<Mark>,
     tail: Tail,
 }
@@ -128,8 +128,14 @@ struct Survey {
 /// Where replay starts.
 struct Start {
     snapshot: walpb::Snapshot,
+    /// The segment in which the entries after the mark begin.
     segment: usize,
+    /// The place of the mark itself, which may be before that segment.
+    mark: Option<Place>,
 }
+
+/// A segment and an offset in it.
+type Place = (usize, u64);
 
 impl Survey {
     fn make(held: &[Held], options: &Options) -> Result<Survey, OpenError> {
@@ -171,9 +177,10 @@ impl Survey {
         let bound = options.replay_from_at_most.unwrap_or(u64::MAX).min(self.hard_state.commit());
         let mark = self.marks.iter().rev().find(|mark| mark.snapshot.index() <= bound);
         let snapshot = mark.map(|mark| mark.snapshot.clone()).unwrap_or_default();
+        let mark = mark.map(|mark| (mark.segment, mark.offset));
         let index = snapshot.index();
         match held.iter().rposition(|held| held.segment.index <= index) {
-            Some(segment) => Ok(Start { snapshot, segment }),
+            Some(segment) => Ok(Start { snapshot, segment, mark }),
             None => {
                 let oldest = &held[0].segment;
                 let finding = Finding::NoSnapshot { first: oldest.index };
@@ -183,7 +190,7 @@ impl Survey {
     }
 
     /// Whether a snapshot of this index was received before this place but never came into force.
-    fn abandoned(&self, index: u64, place: (usize, u64)) -> bool {
+    fn abandoned(&self, index: u64, place: Place) -> bool {
         index > self.hard_state.commit()
             && self
                 .marks
@@ -214,19 +221,26 @@ impl Replay {
     ) -> Result<Replay, OpenError> {
         let after = start.snapshot.index();
         let mut entries: Vec<Entry> = Vec::new();
+        let mut places: Vec<Place> = Vec::new();
+        // The term of the log's own entry where the mark is.
+        let mut own_term = None;
         let mut orphans: Option<(usize, Orphans)> = None;
         let mut last_place = (start.segment, 0);
         walk(&held[start.segment..], options.sync, &mut |seen: Seen| {
             let place = (start.segment + seen.segment, seen.offset);
             last_place = place;
+            if Some(place) == start.mark
+                && own_term.is_some_and(|term| term != start.snapshot.term())
+            {
+                // The snapshot came from a leader with another log: what was here gave way to it.
+                entries.clear();
+                places.clear();
+            }
             if seen.kind != Kind::Entry {
                 return Ok(());
             }
             let entry: Entry = payload(seen.kind, &seen.data)?;
             let index = entry.index();
-            if index <= after {
-                return Ok(());
-            }
             let last = after + entries.len() as u64;
             if index > last + 1 {
                 let finding = Finding::EntryGap { last, found: index };
@@ -243,21 +257,34 @@ impl Replay {
             if let Some((_, orphan)) = &orphans {
                 return Err(orphan.finding.clone());
             }
-            entries.truncate((index - after - 1) as usize);
-            let before = entries.last().map_or(start.snapshot.term(), Entry::term);
-            if entry.term() < before {
-                return Err(Finding::TermOrder { index, term: entry.term(), before });
+            if index == after {
+                own_term = Some(entry.term());
             }
-            entries.push(entry);
+            // The entry replaces all that was after it, even if it is itself below the mark.
+            let kept = index.saturating_sub(after + 1) as usize;
+            entries.truncate(kept);
+            places.truncate(kept);
+            if index > after {
+                entries.push(entry);
+                places.push(place);
+            }
             Ok(())
         })?;
         let last = after + entries.len() as u64;
         let commit = survey.hard_state.commit();
-        let fail = |(segment, offset): (usize, u64), finding| {
+        let fail = |(segment, offset): Place, finding| {
             damage(&held[segment].segment, offset, finding, Some(survey.identity.node_id))
         };
         if commit > last {
             return Err(fail(last_place, Finding::CommitPastEnd { commit, last }));
+        }
+        let mut before = start.snapshot.term();
+        for (entry, &place) in entries.iter().zip(&places) {
+            let (index, term) = (entry.index(), entry.term());
+            if term < before {
+                return Err(fail(place, Finding::TermOrder { index, term, before }));
+            }
+            before = term;
         }
         let orphans = match orphans {
             Some((segment, orphan)) if segment + 1 < held.len() => {

@@ -184,7 +184,7 @@ impl Wal {
             buffer: Vec::new(),
             offset: opened.offset,
             unsynced: false,
-            state: opened.recovered.hard_state.clone(),
+            state: opened.recovered.hard_state,
             last_index: opened.last_index,
             end: None,
         };
@@ -236,7 +236,7 @@ impl Wal {
         if let Some(state) = state {
             must_sync |= state.term() != self.state.term() || state.vote() != self.state.vote();
             self.encoder.push_state(&mut self.buffer, state);
-            self.state = state.clone();
+            self.state = *state;
         }
         self.unsynced |= !self.buffer.is_empty();
         if self.offset + self.buffer.len() as u64 >= self.options.segment_bytes {
@@ -259,12 +259,17 @@ impl Wal {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        let start = Instant::now();
-        self.tail().file.write_at(&self.buffer, self.offset)?;
-        self.options.observer.write(self.buffer.len(), start.elapsed());
+        self.timed_write(&*self.tail().file, self.offset)?;
         self.offset += self.buffer.len() as u64;
         self.buffer.clear();
         self.buffer.shrink_to(KEPT_BUFFER);
+        Ok(())
+    }
+
+    fn timed_write(&self, file: &dyn File, offset: u64) -> io::Result<()> {
+        let start = Instant::now();
+        file.write_at(&self.buffer, offset)?;
+        self.options.observer.write(self.buffer.len(), start.elapsed());
         Ok(())
     }
 
@@ -316,7 +321,7 @@ impl Wal {
         if !is_empty(&self.state) {
             self.encoder.push_state(&mut self.buffer, &self.state);
         }
-        next.file.write_at(&self.buffer, 0)?;
+        self.timed_write(&*next.file, 0)?;
         self.sync_file(&*next.file)?;
         let sequence = self.tail().segment.sequence + 1;
         let index = self.last_index + 1;

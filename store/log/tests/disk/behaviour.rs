@@ -83,6 +83,23 @@ fn replay_starts_at_the_newest_committed_mark() {
 }
 
 #[test]
+fn a_received_snapshot_replaces_a_log_that_differs() {
+    for (term, left) in [(1, 5), (2, 0)] {
+        let disk = SimFiles::new();
+        let mut wal = create(&disk, 1 << 16);
+        wal.append(&entries(1..=10, 1, 8), Some(&state(1, 1, 3)), true).unwrap();
+        wal.save_snapshot(&mark(5, term)).unwrap();
+        wal.append(&[], Some(&state(2, 0, 5)), true).unwrap();
+        drop(wal);
+        let (mut wal, found) = open(&disk, 1 << 16).unwrap();
+        assert_eq!((found.snapshot.index(), found.entries.len()), (5, left));
+        wal.append(&[entry(6, 2, 8)], None, true).unwrap();
+        drop(wal);
+        assert_eq!(open(&disk, 1 << 16).unwrap().1.entries, [entry(6, 2, 8)]);
+    }
+}
+
+#[test]
 fn release_keeps_the_segment_with_the_index_and_the_newest_files() {
     let disk = filled(4096, 200, 200);
     let before = wal_names(&disk);
