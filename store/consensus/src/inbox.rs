@@ -223,6 +223,15 @@ impl Inbox {
         }
     }
 
+    /// Puts proposals back that were taken and could not go, in front of the others.
+    pub(crate) fn put_back(&self, proposals: &mut Vec<Proposal>) {
+        let mut queues = self.lock();
+        for proposal in proposals.drain(..).rev() {
+            queues.proposal_bytes += proposal.payload.bytes();
+            queues.proposals.push_front(proposal);
+        }
+    }
+
     /// Takes out the proposals whose deadline has passed.
     pub(crate) fn expired(&self, now: Instant) -> Vec<Proposal> {
         let mut queues = self.lock();
@@ -332,6 +341,10 @@ mod tests {
         assert!(inbox.expired(now).is_empty());
         let mut proposals = Vec::new();
         inbox.take(now, &mut commands, Some(&mut proposals), 15);
+        assert_eq!((proposals.len(), inbox.proposals()), (1, 1));
+        inbox.put_back(&mut proposals);
+        assert_eq!(inbox.proposals(), 2);
+        inbox.take(now, &mut commands, Some(&mut proposals), 10);
         assert_eq!((proposals.len(), inbox.proposals()), (1, 1));
         let (_, left) = inbox.close();
         assert_eq!(left.len(), 1);

@@ -17,16 +17,29 @@
 //!
 //! `docs/consensus.md` tells where raft-rs and etcd's raft differ and what is done about it.
 
+mod change;
 mod config;
+mod convert;
+mod driver;
 mod error;
 mod handle;
+mod hold;
 mod inbox;
+mod logger;
+mod node;
+mod outbox;
+mod reads;
 mod seam;
 mod status;
+mod storage;
 
+pub use change::bootstrap;
 pub use config::{Config, InboxLimits, Start};
+pub use driver::spawn;
 pub use error::{BadMessage, Fatal, Refused, StepError};
 pub use handle::Handle;
 pub use inbox::OnRefused;
+pub use node::{Advanced, Input, Node, Ready};
+pub use outbox::Outbox;
 pub use seam::{Pinned, Sink, SnapshotSource, Transport};
 pub use status::{Counters, PeerProgress, Replication, Role, SoftState, Status};
