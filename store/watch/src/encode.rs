@@ -247,3 +247,133 @@ impl Frame {
         frames
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn number() -> impl Strategy<Value = i64> {
+        prop_oneof![Just(0), Just(-1), 1i64..300, any::<i64>()]
+    }
+
+    fn pair() -> impl Strategy<Value = mvccpb::KeyValue> {
+        let bytes = |max| proptest::collection::vec(any::<u8>(), 0..max).prop_map(Bytes::from);
+        (bytes(10), bytes(300), any::<[bool; 2]>(), number(), number(), number()).prop_map(
+            |(key, value, [fresh, leased], mod_revision, version, other)| mvccpb::KeyValue {
+                key,
+                value,
+                mod_revision,
+                create_revision: if fresh { mod_revision } else { other },
+                version,
+                lease: if leased { other } else { 0 },
+            },
+        )
+    }
+
+    fn event() -> impl Strategy<Value = (Event, Option<mvccpb::KeyValue>)> {
+        let kind = prop_oneof![Just(EventKind::Put), Just(EventKind::Delete)];
+        (kind, pair(), proptest::option::of(pair()))
+            .prop_map(|(kind, kv, prev)| (Event { kind, kv, prev: None }, prev))
+    }
+
+    fn frame() -> impl Strategy<Value = (Frame, WatchResponse)> {
+        let header = (any::<u64>(), any::<u64>(), number(), 0u64..1000);
+        let reason = prop_oneof![Just(None), Just(Some("")), Just(Some("mvcc: größer"))];
+        let events = proptest::collection::vec(event(), 0..6);
+        (header, number(), any::<[bool; 3]>(), number(), reason, events).prop_map(
+            |(
+                (cluster_id, member_id, revision, raft_term),
+                watch_id,
+                flags,
+                compact,
+                why,
+                events,
+            )| {
+                let header = ResponseHeader { cluster_id, member_id, revision, raft_term };
+                let [created, canceled, fragment] = flags;
+                let fields = events.iter().map(|(event, prev)| event_field(event, prev.clone()));
+                let frame = Frame {
+                    created,
+                    canceled,
+                    fragment,
+                    compact_revision: compact,
+                    cancel_reason: why.map(Into::into),
+                    events: EventFields::new(fields.collect()),
+                    ..Frame::new(header, watch_id)
+                };
+                let message = WatchResponse {
+                    header: Some(header),
+                    watch_id,
+                    created,
+                    canceled,
+                    compact_revision: compact,
+                    cancel_reason: why.unwrap_or_default().into(),
+                    fragment,
+                    events: events
+                        .into_iter()
+                        .map(|(event, prev_kv)| mvccpb::Event {
+                            r#type: i32::from(event.kind == EventKind::Delete),
+                            kv: Some(event.kv),
+                            prev_kv,
+                        })
+                        .collect(),
+                };
+                (frame, message)
+            },
+        )
+    }
+
+    /// The rule of etcd, on messages: fill a fragment until one more event would reach the limit.
+    fn cut(whole: &WatchResponse, max: usize) -> Vec<WatchResponse> {
+        if whole.encoded_len() < max || whole.events.len() < 2 {
+            return vec![whole.clone()];
+        }
+        let empty = WatchResponse { fragment: true, events: Vec::new(), ..whole.clone() };
+        let mut parts = vec![empty.clone()];
+        for event in &whole.events {
+            let last = parts.last_mut().expect("never empty");
+            last.events.push(event.clone());
+            if last.events.len() > 1 && last.encoded_len() >= max {
+                last.events.pop();
+                parts.push(WatchResponse { events: vec![event.clone()], ..empty.clone() });
+            }
+        }
+        parts.last_mut().expect("never empty").fragment = false;
+        parts
+    }
+
+    proptest! {
+        #[test]
+        fn bodies_are_what_prost_writes((frame, message) in frame()) {
+            prop_assert_eq!(frame.to_bytes(), message.encode_to_vec());
+            prop_assert_eq!(frame.encoded_len(), message.encoded_len());
+            prop_assert_eq!(frame.to_message(), message);
+        }
+
+        #[test]
+        fn fragments_are_cut_where_etcd_cuts((frame, message) in frame(), max in 0usize..1500) {
+            let frame = Frame { fragment: false, ..frame };
+            let message = WatchResponse { fragment: false, ..message };
+            let parts: Vec<_> = frame.fragments(max).iter().map(Frame::to_message).collect();
+            prop_assert_eq!(parts, cut(&message, max));
+        }
+    }
+
+    #[test]
+    fn bytes_that_the_frame_before_holds_are_free() {
+        let kv = mvccpb::KeyValue { value: vec![1; 1000].into(), ..Default::default() };
+        let events = EventFields::new(vec![event_field(
+            &Event { kind: EventKind::Put, kv, prev: None },
+            None,
+        )]);
+        let mut frame = Frame::new(ResponseHeader::default(), 1);
+        frame.events = events;
+        let mut next = frame.clone();
+        let identity = frame.charge(None);
+        assert!(frame.cost > 1000);
+        assert_eq!(next.charge(identity), identity);
+        assert_eq!(next.cost, FRAME_OVERHEAD);
+    }
+}

@@ -1,0 +1,8 @@
+//! Tests of the hub against a fake history, and of its threads.
+#![allow(clippy::unwrap_used)]
+
+mod driver;
+mod fairness;
+mod property;
+mod support;
+mod table;
