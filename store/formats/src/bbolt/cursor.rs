@@ -193,12 +193,17 @@ impl<'r, R: ReadAt> Cursor<'r, R> {
 
     /// Reads a page and goes down into it.
     fn push(&mut self, page: u64) -> Result<(), ReadError> {
-        self.read += 1;
-        if self.depth == MAX_DEPTH || self.read > self.reader.meta().high_water {
+        if self.depth == MAX_DEPTH {
             return Err(ReadError::Cycle { page, depth: self.depth });
         }
         let reader = self.reader;
-        reader.read_node(page, &mut self.spare().node)?;
+        let step = self.spare();
+        reader.read_node(page, &mut step.node)?;
+        // Overflow pages count too, so that all buffers together are no larger than the file.
+        self.read += step.node.bytes.len() as u64 / reader.meta().page_size;
+        if self.read > reader.meta().high_water {
+            return Err(ReadError::Cycle { page, depth: self.depth });
+        }
         self.depth += 1;
         Ok(())
     }
