@@ -57,6 +57,7 @@ struct Shape {
     range: fn(u64) -> KeyRange,
     key: fn(u64) -> String,
     events: u64,
+    batch: u64,
 }
 
 fn measure(shape: &Shape) {
@@ -75,11 +76,11 @@ fn measure(shape: &Shape) {
     let (mut hub_time, mut bytes, mut frames) = (Duration::ZERO, 0, 0);
     let mut wire_time = Duration::ZERO;
     let mut buffer = BytesMut::new();
-    for batch in 0..shape.events / 10 {
+    for batch in 0..shape.events / shape.batch {
         let step = |n: u64| {
-            let revision = (batch * 10 + n + 2) as i64;
+            let revision = (batch * shape.batch + n + 2) as i64;
             let kv = KeyValue {
-                key: (shape.key)(batch * 10 + n).into(),
+                key: (shape.key)(batch * shape.batch + n).into(),
                 value: value.clone(),
                 create_revision: revision,
                 mod_revision: revision,
@@ -89,8 +90,8 @@ fn measure(shape: &Shape) {
             let events = Arc::from([Event { kind: EventKind::Put, kv, prev: None }]);
             RevisionEvents { revision, events }
         };
-        let revisions: Vec<_> = (0..10).map(step).collect();
-        let view = Arc::new(Present((batch * 10 + 11) as i64));
+        let revisions: Vec<_> = (0..shape.batch).map(step).collect();
+        let view = Arc::new(Present((batch * shape.batch + shape.batch + 1) as i64));
         let begin = Instant::now();
         hub.publish(Published { view, revisions }).expect("nothing is read");
         hub_time += begin.elapsed();
@@ -144,6 +145,7 @@ fn main() {
         range: |n| prefix(format!("/registry/kind{n:03}/")),
         key: |n| format!("/registry/kind{:03}/default/object-{n}", n % 200),
         events: 200_000,
+        batch: 10,
     });
     measure(&Shape {
         name: "10,000 keys, 100 streams",
@@ -152,6 +154,7 @@ fn main() {
         range: |n| KeyRange::Point(format!("key-{n:05}").into()),
         key: |n| format!("key-{:05}", n * 7919 % 10_000),
         events: 200_000,
+        batch: 10,
     });
     measure(&Shape {
         name: "10,000 distinct ranges, 100 streams",
@@ -160,6 +163,7 @@ fn main() {
         range: |n| prefix(format!("range-{n:05}/")),
         key: |n| format!("range-{:05}/x", n * 7919 % 10_000),
         events: 200_000,
+        batch: 10,
     });
     measure(&Shape {
         name: "10,000 nested ranges, none of them hit",
@@ -171,6 +175,7 @@ fn main() {
         },
         key: |n| format!("c{n:05}"),
         events: 200_000,
+        batch: 10,
     });
     measure(&Shape {
         name: "10,000 watchers of one key, 10 streams",
@@ -179,6 +184,7 @@ fn main() {
         range: |_| KeyRange::Point(Bytes::from_static(b"hot")),
         key: |_| "hot".into(),
         events: 300,
+        batch: 1,
     });
     measure(&Shape {
         name: "5,000 watchers of one key, 5,000 streams",
@@ -187,5 +193,6 @@ fn main() {
         range: |_| KeyRange::Point(Bytes::from_static(b"hot")),
         key: |_| "hot".into(),
         events: 300,
+        batch: 1,
     });
 }

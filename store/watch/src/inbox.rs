@@ -85,6 +85,15 @@ impl Inbox {
         Ok(())
     }
 
+    /// Appends a message that can wait until the thread is awake for another reason. Only for
+    /// messages of which the thread itself causes no more than a few per stream and turn.
+    pub(crate) fn push_later(&self, message: Message) {
+        let mut waiting = lock(&self.waiting);
+        if !waiting.stopped {
+            waiting.messages.push(message);
+        }
+    }
+
     fn wake(&self, mut waiting: MutexGuard<'_, Waiting>) {
         // One wake per batch: while the thread is awake it will look again by itself.
         if std::mem::take(&mut waiting.asleep) {
@@ -192,8 +201,10 @@ impl WatchHandle {
         (requests, WatchResponses::new(id, self.inbox.clone(), queue))
     }
 
-    /// Numbers for the metrics page.
+    /// Numbers for the metrics page, as of the last time that something happened.
     pub fn metrics(&self) -> Metrics {
+        // What streams took since then is counted by the next call.
+        self.inbox.wake(lock(&self.inbox.waiting));
         *lock(&self.inbox.metrics)
     }
 }

@@ -41,6 +41,11 @@ pub struct Limits {
     pub queue_responses: usize,
     /// Bytes that a stream may hold unread. One response may overshoot it.
     pub queue_bytes: usize,
+    /// Bytes that all streams together may hold unread. Beyond it each stream may hold no more
+    /// than `pressed_bytes`.
+    pub total_bytes: usize,
+    /// What a stream may hold unread while `total_bytes` is exceeded.
+    pub pressed_bytes: usize,
     /// Requests of a stream whose answer has not been read; more wait at the sender.
     pub open_requests: usize,
     /// Revisions with events in one catch-up response (etcd's batch).
@@ -64,8 +69,10 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            queue_responses: 1024,
+            queue_responses: 4096,
             queue_bytes: 4 << 20,
+            total_bytes: 512 << 20,
+            pressed_bytes: 64 << 10,
             open_requests: 16,
             batch_revisions: 1000,
             batch_bytes: 2 << 20,

@@ -50,7 +50,7 @@ impl Queue {
         let mut state = lock(&self.state);
         state.frames.extend(frames);
         let taken = std::mem::take(&mut state.taken);
-        // What is reported here may make room; if it does not, the hub says so again.
+        // Stays set until the hub says otherwise: one report may not make room enough.
         state.waits_for_room = waits_for_room;
         let reader = if state.frames.is_empty() { None } else { state.reader.take() };
         drop(state);
@@ -172,12 +172,11 @@ impl WatchResponses {
         let mut state = lock(&self.queue.state);
         let moved = std::mem::take(&mut self.moved);
         state.taken.merge(moved);
-        let report = if state.waits_for_room && !state.taken.is_empty() {
-            state.waits_for_room = false;
-            Some(std::mem::take(&mut state.taken))
-        } else {
-            None
-        };
+        let (waits, idle) = (state.waits_for_room, state.frames.is_empty());
+        let mut report = Drained::default();
+        if waits || idle {
+            report = std::mem::take(&mut state.taken);
+        }
         let some = state.frames.len().min(CHUNK);
         self.chunk.extend(state.frames.drain(..some));
         let mut writer = None;
@@ -200,9 +199,11 @@ impl WatchResponses {
         if let Some(writer) = writer {
             writer.wake();
         }
-        if let Some(taken) = report {
+        if waits && !report.is_empty() {
             // If the hub has stopped, nobody counts any more.
-            let _ = self.inbox.push(Message::Drained(self.id, taken));
+            let _ = self.inbox.push(Message::Drained(self.id, report));
+        } else if !report.is_empty() {
+            self.inbox.push_later(Message::Drained(self.id, report));
         }
         next
     }

@@ -98,6 +98,9 @@ pub(super) struct Streams {
     dirty: Vec<u32>,
     max_responses: usize,
     max_bytes: usize,
+    total_bytes: usize,
+    max_total_bytes: usize,
+    pressed_bytes: usize,
     pub(super) pending_events: usize,
     pub(super) events_total: u64,
 }
@@ -109,6 +112,9 @@ impl Streams {
             dirty: Vec::new(),
             max_responses: limits.queue_responses,
             max_bytes: limits.queue_bytes,
+            total_bytes: 0,
+            max_total_bytes: limits.total_bytes,
+            pressed_bytes: limits.pressed_bytes.min(limits.queue_bytes),
             pending_events: 0,
             events_total: 0,
         }
@@ -133,6 +139,7 @@ impl Streams {
     pub(super) fn close(&mut self, slot: u32) -> Duration {
         let stream = self.slots.remove(slot);
         self.pending_events -= stream.queued.events;
+        self.total_bytes -= stream.queued.bytes;
         // The slot may be reused before the outputs are collected.
         self.dirty.retain(|&dirty| dirty != slot);
         stream.due
@@ -169,7 +176,9 @@ impl Streams {
         let before = if stream.queued.is_empty() { None } else { stream.last_events };
         stream.last_events = frame.charge(before).or(stream.last_events);
         stream.queued.add(&frame);
+        let cost = frame.cost;
         stream.out.push(frame);
+        self.total_bytes += cost;
     }
 
     /// Remembers that a watcher waits for room.
@@ -177,12 +186,18 @@ impl Streams {
         self.mark(slot).parked.insert((turn, watcher));
     }
 
+    /// What a stream may hold now.
+    fn allowed_bytes(&self) -> usize {
+        let is_pressed = self.total_bytes >= self.max_total_bytes;
+        if is_pressed { self.pressed_bytes } else { self.max_bytes }
+    }
+
     /// Whether watchers have to wait. Each watcher may always have one response queued, or a
     /// stream with thousands of them on one key could never be live.
     pub(super) fn is_full(&self, slot: u32) -> bool {
         let stream = self.slots.at(slot);
         stream.queued.responses >= self.max_responses + stream.ids.len()
-            || stream.queued.bytes >= self.max_bytes
+            || stream.queued.bytes >= self.allowed_bytes()
     }
 
     /// How many parked watchers may go on: none until half of the queue was taken, so that
@@ -190,7 +205,7 @@ impl Streams {
     pub(super) fn room(&self, slot: u32) -> usize {
         let stream = self.slots.at(slot);
         let max = self.max_responses + stream.ids.len();
-        if stream.queued.responses > max / 2 || stream.queued.bytes > self.max_bytes / 2 {
+        if stream.queued.responses > max / 2 || stream.queued.bytes > self.allowed_bytes() / 2 {
             return 0;
         }
         max - stream.queued.responses
@@ -202,6 +217,7 @@ impl Streams {
         queued.bytes -= drained.bytes;
         queued.events -= drained.events;
         self.pending_events -= drained.events;
+        self.total_bytes -= drained.bytes;
     }
 
     pub(super) fn take_outputs(&mut self) -> Vec<Output> {

@@ -105,6 +105,47 @@ fn events_arrive_in_order_whether_read_live_or_from_history() {
 }
 
 #[test]
+fn a_full_stream_with_many_watchers_is_refilled_while_it_reads() {
+    const WATCHERS: usize = 500;
+    const EVENTS: usize = 20;
+    let (store, _driver, handle) = start(Limits { queue_responses: 2, ..Limits::default() });
+    let (mut requests, mut responses) = handle.open();
+    for _ in 0..WATCHERS {
+        block_on(requests.create(request("a", ""))).unwrap();
+        next(&mut responses);
+    }
+    for n in 0..EVENTS {
+        publish(&store, &handle, "a", &n.to_string());
+    }
+    // Nothing but reading moves the stream from here on.
+    let mut seen = 0;
+    while seen < WATCHERS * EVENTS {
+        seen += next(&mut responses).event_count();
+    }
+    assert_eq!(seen, WATCHERS * EVENTS);
+}
+
+#[test]
+fn what_streams_took_is_no_longer_pending() {
+    let (store, _driver, handle) = start(Limits::default());
+    let (mut requests, mut responses) = handle.open();
+    block_on(requests.create(request("a", ""))).unwrap();
+    publish(&store, &handle, "a", "1");
+    assert_eq!(next(&mut responses).event_count(), 0);
+    assert_eq!(next(&mut responses).event_count(), 1);
+    // Asking for more is what says that the last one was dealt with.
+    let more = Context::from_waker(Waker::noop());
+    assert!(responses.poll_recv(&mut { more }).is_pending());
+    loop {
+        let metrics = handle.metrics();
+        if metrics.pending_events == 0 && metrics.streams == 1 && metrics.events_total == 1 {
+            break;
+        }
+        thread::yield_now();
+    }
+}
+
+#[test]
 fn requests_wait_while_their_answers_are_not_read() {
     let limits = Limits { open_requests: 2, ..Limits::default() };
     let (_store, _driver, handle) = start(limits);

@@ -105,3 +105,25 @@ fn thousands_of_watchers_of_one_key_on_one_stream_stay_live() {
     assert_eq!(rig.hub.metrics().slow_watchers, 0, "their shared value counts once");
     assert_eq!(rig.read(stream, usize::MAX).len(), 5000);
 }
+
+#[test]
+fn when_all_streams_together_hold_too_much_each_may_hold_little() {
+    let limits = Limits { total_bytes: 40_000, pressed_bytes: 2_000, ..Limits::default() };
+    let mut rig = Rig::new(HubConfig { limits, ..config() });
+    let streams: Vec<_> = (0..20).map(|id| rig.open(id)).collect();
+    for stream in &streams {
+        rig.hub.create(*stream, request("a", ""));
+    }
+    for n in 0..100 {
+        rig.write(&[put("a", &format!("{n:0>1000}"))]);
+        rig.catch_up();
+    }
+    rig.flush();
+    let held: usize = rig.queues.values().flatten().map(|frame| frame.encoded_len()).sum();
+    assert!(held < 60_000, "{held} bytes held");
+    for stream in streams {
+        let events =
+            rig.receive(stream).iter().map(|response| response.events.len()).sum::<usize>();
+        assert_eq!(events, 100);
+    }
+}
