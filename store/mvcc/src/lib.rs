@@ -22,6 +22,7 @@ mod event;
 mod hash;
 pub mod keys;
 mod kv;
+pub mod lease;
 mod lease_rows;
 pub mod membership;
 mod overlay;
