@@ -9,10 +9,11 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use mainstay_mvcc::{CatchUp, CatchUpLimits, Event, EventKind, Revision, RevisionEvents};
 use mainstay_proto::mvccpb::KeyValue;
 use mainstay_watch::{
-    CreateRequest, Drained, Event, EventKind, Filters, History, HistoryError, Hub, HubConfig,
-    KeyRange, Previous, Published, RangeEnd, RevisionEvents, ScanLimit, Scanned, StreamId,
+    CreateRequest, Drained, Filters, History, HistoryError, Hub, HubConfig, KeyRange, Published,
+    RangeEnd, StreamId,
 };
 
 /// Nobody falls behind here, so nothing is read but previous values.
@@ -28,13 +29,14 @@ impl History for Present {
     fn scan(
         &self,
         from: i64,
-        _: ScanLimit,
-        _: &dyn Fn(&[u8]) -> bool,
-    ) -> Result<Scanned, HistoryError> {
+        _: CatchUpLimits,
+        _: bool,
+        _: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<CatchUp, HistoryError> {
         Err(HistoryError(format!("a watcher fell behind at {from}").into()))
     }
-    fn previous(&self, wanted: &[Previous]) -> Result<Vec<Option<KeyValue>>, HistoryError> {
-        Ok(vec![None; wanted.len()])
+    fn pairs(&self, places: &[Revision]) -> Result<Vec<Option<KeyValue>>, HistoryError> {
+        Ok(vec![None; places.len()])
     }
 }
 

@@ -9,13 +9,12 @@
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use mainstay_mvcc::{Event, EventKind};
 use mainstay_proto::{
     etcdserverpb::{ResponseHeader, WatchResponse},
     mvccpb,
 };
 use prost::{Message as _, encoding};
-
-use crate::history::{Event, EventKind};
 
 /// The field number of `WatchResponse.events`.
 const EVENTS: u32 = 11;

@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::{
-    history::{Event, HistoryError, Published},
+    history::{self, HistoryError, Published},
     hub::{Drained, Metrics, StreamId},
     job::JobResult,
     limits::Limits,
@@ -105,7 +105,7 @@ impl Inbox {
     fn publish(&self, mut step: Published) {
         let events: usize = step.revisions.iter().map(|step| step.events.len()).sum();
         let all = step.revisions.iter().flat_map(|step| step.events.iter());
-        let bytes: usize = all.map(Event::weight).sum();
+        let bytes: usize = all.map(history::weight).sum();
         let mut waiting = lock(&self.waiting);
         if waiting.stopped {
             return;

@@ -7,9 +7,11 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use mainstay_mvcc::CatchUpLimits;
+
 use crate::{
     encode::EventFields,
-    history::{History, HistoryError, ScanLimit},
+    history::{self, History, HistoryError},
     index::{Index, Place},
     pool::{EventPool, Variant},
     request::KeyRange,
@@ -31,7 +33,7 @@ pub(crate) struct Joined {
 pub struct ReadJob {
     view: Arc<dyn History>,
     from: i64,
-    limit: ScanLimit,
+    limits: CatchUpLimits,
     index: Index,
     joined: Vec<Joined>,
 }
@@ -45,8 +47,8 @@ pub struct JobResult {
 }
 
 impl ReadJob {
-    pub(crate) fn new(view: Arc<dyn History>, from: i64, limit: ScanLimit) -> Self {
-        Self { view, from, limit, index: Index::default(), joined: Vec::new() }
+    pub(crate) fn new(view: Arc<dyn History>, from: i64, limits: CatchUpLimits) -> Self {
+        Self { view, from, limits, index: Index::default(), joined: Vec::new() }
     }
 
     /// Adds a watcher whose next revision is not below the job's first.
@@ -74,8 +76,9 @@ impl ReadJob {
 
     /// Reads. Blocks on the store; the work is bounded by the limits of the hub.
     pub fn run(self) -> Result<JobResult, HistoryError> {
-        let Self { view, from, limit, mut index, joined } = self;
-        let scanned = view.scan(from, limit, &|key| index.contains(key))?;
+        let Self { view, from, limits, mut index, joined } = self;
+        let prevs = joined.iter().any(|watcher| watcher.variant.prev_kv);
+        let scanned = view.scan(from, limits, prevs, &mut |key| index.contains(key))?;
         if scanned.next <= from || scanned.next > view.revision() + 1 {
             return Err(HistoryError(
                 format!("a scan from revision {from} ended at {}", scanned.next).into(),
@@ -101,11 +104,11 @@ impl ReadJob {
                 if wanted {
                     with_prev.push(number);
                 }
-                bytes += event.weight();
+                bytes += history::weight(event);
             }
             bytes += pool.fetch_previous(&*view, &with_prev)?;
             // Previous values can be far larger than the events, so they count as well.
-            if bytes >= limit.bytes && done + 1 < scanned.revisions.len() {
+            if bytes >= limits.max_bytes && done + 1 < scanned.revisions.len() {
                 covered = step.revision;
                 break;
             }

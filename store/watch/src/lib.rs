@@ -28,10 +28,7 @@ mod stream;
 
 pub use driver::{Driver, spawn};
 pub use encode::{EventFields, Frame};
-pub use history::{
-    Event, EventKind, History, HistoryError, Previous, Published, Revision, RevisionEvents,
-    ScanLimit, Scanned,
-};
+pub use history::{History, HistoryError, Published, StoreView};
 pub use hub::{Drained, Fatal, Hub, Metrics, Output, Reach, StreamId};
 pub use inbox::WatchHandle;
 pub use job::{JobResult, ReadJob};

@@ -6,11 +6,12 @@
 //! **Invariant:** a previous pair is read at most once per event, whoever wants it.
 
 use bytes::Bytes;
+use mainstay_mvcc::{Event, EventKind};
 use mainstay_proto::mvccpb::KeyValue;
 
 use crate::{
     encode::{EventFields, event_field},
-    history::{Event, EventKind, History, HistoryError, Previous},
+    history::{History, HistoryError},
     request::Filters,
 };
 
@@ -71,25 +72,14 @@ impl<'a> EventPool<'a> {
         view: &dyn History,
         numbers: &[u32],
     ) -> Result<usize, HistoryError> {
-        let mut asked = Vec::new();
-        let mut questions = Vec::new();
-        for &number in numbers {
-            let event = self.items[number as usize].event;
-            let before = event.kv.mod_revision;
-            // Below the compaction revision a search could find a version that was not the last
-            // one; only a row that is known by its place may be taken.
-            let answerable = event.prev.is_some() || before > view.compacted();
-            if !event.is_create() && answerable {
-                asked.push(number);
-                questions.push(Previous { key: event.kv.key.clone(), before, at: event.prev });
-            }
-        }
-        if questions.is_empty() {
+        let place = |&number: &u32| Some((number, self.items[number as usize].event.prev?));
+        let (asked, places): (Vec<_>, Vec<_>) = numbers.iter().filter_map(place).unzip();
+        if places.is_empty() {
             return Ok(0);
         }
-        let answers = view.previous(&questions)?;
-        if answers.len() != questions.len() {
-            return Err(HistoryError("a previous value was asked for and not answered".into()));
+        let answers = view.pairs(&places)?;
+        if answers.len() != places.len() {
+            return Err(HistoryError("a previous pair was asked for and not answered".into()));
         }
         let mut bytes = 0;
         for (number, answer) in asked.into_iter().zip(answers) {

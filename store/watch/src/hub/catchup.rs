@@ -10,10 +10,11 @@
 
 use std::collections::BTreeSet;
 
+use mainstay_mvcc::CatchUpLimits;
+
 use super::{Hub, State};
 use crate::{
     encode::Frame,
-    history::ScanLimit,
     job::{JobResult, ReadJob},
 };
 
@@ -148,12 +149,12 @@ impl Hub {
         let mut slots = vec![head];
         slots.extend(others.take(limits.batch_watchers.saturating_sub(1)));
 
-        let limit = ScanLimit {
-            revisions: limits.batch_revisions,
-            bytes: limits.batch_bytes,
-            rows: limits.batch_rows,
+        let limits = CatchUpLimits {
+            max_revisions: limits.batch_revisions,
+            max_bytes: limits.batch_bytes,
+            max_rows: limits.batch_rows,
         };
-        let mut job = ReadJob::new(self.view.clone(), from, limit);
+        let mut job = ReadJob::new(self.view.clone(), from, limits);
         for slot in slots {
             let turn = match self.watchers.at(slot).state {
                 State::Waiting { turn } => turn,

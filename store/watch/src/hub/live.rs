@@ -5,10 +5,12 @@
 //! **Invariant:** matching work depends on the events and on who wants them, not on how many
 //! watchers there are; each event is encoded at most once with and once without previous pair.
 
+use mainstay_mvcc::RevisionEvents;
+
 use super::{Fatal, Hub, State};
 use crate::{
     encode::{EventFields, Frame},
-    history::{Published, RevisionEvents},
+    history::Published,
     pool::{EventPool, Variant},
 };
 

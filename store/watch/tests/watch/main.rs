@@ -4,5 +4,6 @@
 mod driver;
 mod fairness;
 mod property;
+mod store;
 mod support;
 mod table;

@@ -10,13 +10,14 @@ use std::{
 };
 
 use bytes::Bytes;
+use mainstay_mvcc::EventKind;
 use mainstay_proto::{
     etcdserverpb::WatchResponse,
     mvccpb::{self, event::EventType},
 };
 use mainstay_watch::{
-    CreateRequest, EventKind, Filters, HubConfig, KeyRange, Limits, Published, RangeEnd, Reach,
-    ReadJob, StreamId,
+    CreateRequest, Filters, HubConfig, KeyRange, Limits, Published, RangeEnd, Reach, ReadJob,
+    StreamId,
 };
 use proptest::prelude::*;
 

@@ -7,11 +7,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use mainstay_mvcc::{CatchUp, CatchUpLimits, Event, EventKind, Revision, RevisionEvents};
 use mainstay_proto::{etcdserverpb::WatchResponse, mvccpb::KeyValue};
 use mainstay_watch::{
-    CreateRequest, Drained, Event, EventKind, Filters, Frame, History, HistoryError, Hub,
-    HubConfig, KeyRange, Previous, Published, Reach, Revision, RevisionEvents, ScanLimit, Scanned,
-    StreamId,
+    CreateRequest, Drained, Filters, Frame, History, HistoryError, Hub, HubConfig, KeyRange,
+    Published, Reach, StreamId,
 };
 
 /// One write of a transaction.
@@ -116,6 +116,15 @@ impl FakeStore {
 }
 
 impl Log {
+    /// What was written at a place; it is gone if the key changed again at or before `compacted`.
+    fn pair(&self, place: Revision, compacted: i64) -> Option<KeyValue> {
+        let step = &self.revisions[(place.main - 2) as usize];
+        let versions = &self.keys[&step.events[place.sub as usize].kv.key];
+        let at = versions.iter().position(|(at, _)| *at == place).expect("a place that was told");
+        let is_gone = versions.get(at + 1).is_some_and(|(after, _)| after.main <= compacted);
+        versions[at].1.clone().filter(|_| !is_gone)
+    }
+
     fn newest(&self, key: &[u8], revision: i64) -> Option<(Revision, Option<KeyValue>)> {
         let versions = self.keys.get(key)?;
         let after = versions.partition_point(|(at, _)| at.main <= revision);
@@ -142,55 +151,44 @@ impl History for FakeView {
     fn scan(
         &self,
         from: i64,
-        limit: ScanLimit,
-        wanted: &dyn Fn(&[u8]) -> bool,
-    ) -> Result<Scanned, HistoryError> {
+        limits: CatchUpLimits,
+        prevs: bool,
+        wanted: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<CatchUp, HistoryError> {
         assert!(from >= self.compacted, "read below the compacted revision");
         assert!(from <= self.revision, "read above the current revision");
         let log = self.log.lock().unwrap();
-        let mut found = Vec::new();
+        let mut revisions = Vec::new();
         let (mut bytes, mut rows) = (0, 0);
         let mut next = from.max(2);
-        // Events carry their predecessor only when they are fresh; read ones are looked up.
         while next <= self.revision
-            && found.len() < limit.revisions
-            && bytes < limit.bytes
-            && rows < limit.rows
+            && revisions.len() < limits.max_revisions
+            && bytes < limits.max_bytes
+            && rows < limits.max_rows
         {
             let step = &log.revisions[(next - 2) as usize];
+            // Places are told only on demand, and not those that compaction has freed.
+            let place = |event: &Event| event.prev.filter(|_| prevs && next > self.compacted);
             let events: Vec<Event> = step
                 .events
                 .iter()
                 .filter(|event| wanted(&event.kv.key))
-                .map(|event| Event { prev: None, ..event.clone() })
+                .map(|event| Event { prev: place(event), ..event.clone() })
                 .collect();
             rows += step.events.len();
             bytes += events.iter().map(|event| event.kv.value.len()).sum::<usize>();
             if !events.is_empty() {
-                found.push(RevisionEvents { revision: next, events: events.into() });
+                revisions.push(RevisionEvents { revision: next, events: events.into() });
             }
             next += 1;
         }
         *self.rows.lock().unwrap() += rows;
-        Ok(Scanned { revisions: found, next })
+        Ok(CatchUp { revisions, next })
     }
 
-    fn previous(&self, wanted: &[Previous]) -> Result<Vec<Option<KeyValue>>, HistoryError> {
+    fn pairs(&self, places: &[Revision]) -> Result<Vec<Option<KeyValue>>, HistoryError> {
         let log = self.log.lock().unwrap();
-        let answer = |question: &Previous| {
-            assert!(question.at.is_some() || question.before > self.compacted);
-            let (at, kv) = log.newest(&question.key, question.before - 1)?;
-            // With its place given, the row may be gone: what was superseded at or before the
-            // compacted revision is.
-            if let Some(place) = question.at {
-                assert_eq!(place, at);
-                if question.before <= self.compacted {
-                    return None;
-                }
-            }
-            kv
-        };
-        Ok(wanted.iter().map(answer).collect())
+        Ok(places.iter().map(|place| log.pair(*place, self.compacted)).collect())
     }
 }
 
