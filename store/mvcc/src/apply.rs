@@ -25,6 +25,19 @@ use crate::{
     auth, lease_rows,
 };
 
+/// What one entry comes to.
+struct Answer {
+    request_id: u64,
+    result: Result<Response, Error>,
+    compaction: Option<i64>,
+}
+
+impl Answer {
+    fn new(request_id: u64, result: Result<Response, Error>) -> Self {
+        Self { request_id, result, compaction: None }
+    }
+}
+
 /// Applies entries over a view.
 pub(crate) struct Applier<'v> {
     limits: Limits,
@@ -32,6 +45,8 @@ pub(crate) struct Applier<'v> {
     state: StateView,
     applied: Applied,
     conf_state_changed: bool,
+    /// Whether the store had no entry before this run.
+    fresh: bool,
 }
 
 impl<'v> Applier<'v> {
@@ -39,6 +54,7 @@ impl<'v> Applier<'v> {
         Self {
             limits,
             overlay: Overlay::new(engine),
+            fresh: state.applied.index == 0,
             state,
             applied: Applied::default(),
             conf_state_changed: false,
@@ -49,6 +65,11 @@ impl<'v> Applier<'v> {
     pub(crate) fn finish(mut self) -> (Applied, StateView) {
         if !self.applied.outcomes.is_empty() {
             let LogPosition { index, term } = self.state.applied;
+            if self.fresh {
+                // A real member writes the first revision of its rules when it is created.
+                let revision = self.state.auth.revision;
+                self.put(Bucket::Auth, names::AUTH_REVISION, revision.to_be_bytes().to_vec());
+            }
             self.put(Bucket::Meta, names::CONSISTENT_INDEX, index.to_be_bytes().to_vec());
             if term > 0 {
                 self.put(Bucket::Meta, names::TERM, term.to_be_bytes().to_vec());
@@ -89,29 +110,29 @@ impl<'v> Applier<'v> {
             });
         }
         let data = entry.data.clone().unwrap_or_default();
-        let (request_id, result, compaction) =
-            match EntryType::try_from(entry.r#type.unwrap_or_default()) {
-                Ok(EntryType::EntryNormal) if data.is_empty() => (0, Ok(Response::Empty), None),
-                Ok(EntryType::EntryNormal) => self.normal(position, data, waited)?,
-                Ok(EntryType::EntryConfChange) => {
-                    let change = ConfChange::decode(data)
-                        .map_err(|error| unreadable(position, &format!("conf change: {error}")))?;
-                    self.conf_change(position, change)?
-                }
-                Ok(EntryType::EntryConfChangeV2) => {
-                    let change = ConfChangeV2::decode(data)
-                        .map_err(|error| unreadable(position, &format!("conf change: {error}")))?;
-                    let change = from_v2(change)
-                        .ok_or_else(|| unreadable(position, "conf change of several steps"))?;
-                    self.conf_change(position, change)?
-                }
-                Err(_) => {
-                    let kind = entry.r#type.unwrap_or_default();
-                    return Err(unreadable(position, &format!("entry type {kind}")));
-                }
-            };
+        let answer = match EntryType::try_from(entry.r#type.unwrap_or_default()) {
+            Ok(EntryType::EntryNormal) if data.is_empty() => Answer::new(0, Ok(Response::Empty)),
+            Ok(EntryType::EntryNormal) => self.normal(position, data, waited)?,
+            Ok(EntryType::EntryConfChange) => {
+                let change = ConfChange::decode(data)
+                    .map_err(|error| unreadable(position, &format!("conf change: {error}")))?;
+                self.conf_change(position, change)?
+            }
+            Ok(EntryType::EntryConfChangeV2) => {
+                let change = ConfChangeV2::decode(data)
+                    .map_err(|error| unreadable(position, &format!("conf change: {error}")))?;
+                let change = from_v2(change)
+                    .ok_or_else(|| unreadable(position, "conf change of several steps"))?;
+                self.conf_change(position, change)?
+            }
+            Err(_) => {
+                let kind = entry.r#type.unwrap_or_default();
+                return Err(unreadable(position, &format!("entry type {kind}")));
+            }
+        };
         self.state.applied = position;
         let LogPosition { index, term } = position;
+        let Answer { request_id, result, compaction } = answer;
         self.applied.outcomes.push(Outcome { index, term, request_id, result, compaction });
         Ok(())
     }
@@ -121,7 +142,7 @@ impl<'v> Applier<'v> {
         position: LogPosition,
         data: Bytes,
         waited: &dyn Fn(u64) -> bool,
-    ) -> Result<(u64, Result<Response, Error>, Option<i64>), Fatal> {
+    ) -> Result<Answer, Fatal> {
         let request = InternalRaftRequest::decode(data).map_err(|error| {
             unreadable(position, &format!("a request that does not decode ({error})"))
         })?;
@@ -137,10 +158,10 @@ impl<'v> Applier<'v> {
                     Response::Compaction(_) => Some(self.state.compacted),
                     _ => None,
                 };
-                Ok((id, Ok(response), compaction))
+                Ok(Answer { request_id: id, result: Ok(response), compaction })
             }
             Err(Error::Broken(fatal)) => Err(fatal),
-            Err(error) => Ok((id, Err(error), None)),
+            Err(error) => Ok(Answer::new(id, Err(error))),
         }
     }
 
@@ -329,6 +350,14 @@ impl<'v> Applier<'v> {
         let lowered = self.state.cluster_version.is_some_and(|before| version < before);
         self.state.cluster_version = Some(version);
         self.put(Bucket::Cluster, names::CLUSTER_VERSION, version.to_string());
+        // A real member brings its layout to the cluster's version a little later, by itself. The
+        // row is told apart from the data in every comparison.
+        if version >= V3_6 {
+            self.put(Bucket::Meta, names::STORAGE_VERSION, version.cluster().to_string());
+        } else {
+            let row = Bucket::Meta.engine_key(names::STORAGE_VERSION);
+            self.overlay.delete(Family::System, row);
+        }
         Ok(Response::ClusterVersion { version, lowered })
     }
 
@@ -363,11 +392,7 @@ impl<'v> Applier<'v> {
         Response::Downgrade(info)
     }
 
-    fn conf_change(
-        &mut self,
-        position: LogPosition,
-        change_: ConfChange,
-    ) -> Result<(u64, Result<Response, Error>, Option<i64>), Fatal> {
+    fn conf_change(&mut self, position: LogPosition, change_: ConfChange) -> Result<Answer, Fatal> {
         let id = change_.id.unwrap_or_default();
         let allowed = match validate(&self.state.members, &change_, self.limits.max_learners) {
             Ok(allowed) => allowed,
@@ -379,7 +404,7 @@ impl<'v> Applier<'v> {
                     conf_state: (*self.state.conf_state).clone(),
                     member: None,
                 });
-                return Ok((id, Err(error), None));
+                return Ok(Answer::new(id, Err(error)));
             }
         };
         let next = conf_state::next(&self.state.conf_state, allowed.kind, allowed.id);
@@ -409,7 +434,7 @@ impl<'v> Applier<'v> {
             conf_state: next,
             member: Some(member),
         });
-        Ok((id, Ok(Response::Members(self.state.members.to_proto())), None))
+        Ok(Answer::new(id, Ok(Response::Members(self.state.members.to_proto()))))
     }
 }
 
