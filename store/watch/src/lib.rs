@@ -6,6 +6,8 @@
 //!
 //! - [`Hub`] is the pure core: no clock, no thread, no socket; reads go through [`History`].
 //! - [`spawn`] runs a hub on a thread of its own and gives out a [`WatchHandle`].
+//! - Who applies entries calls [`WatchHandle::publish`] with the events as `mvcc` gives them and
+//!   a [`StoreView`] of the snapshot that contains them.
 //!
 //! **Invariant:** for every watcher the events are ordered, unique, complete from its start
 //! revision on, atomic per revision, and after a response whose header says R no event with a
