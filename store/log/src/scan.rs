@@ -117,7 +117,7 @@ pub(crate) fn walk(
         let mut number = 0;
         loop {
             let offset = reader.offset;
-            let member = metadata.as_ref().and_then(|data| member(data));
+            let member = metadata.as_ref().and_then(member);
             let fail = |finding| damage(segment, offset, finding, member);
             let (finding, frame, stored) = match reader.next()? {
                 Step::End if number < 2 => return Err(fail(Finding::Head)),
@@ -139,15 +139,15 @@ pub(crate) fn walk(
                         1 => kind == Some(Kind::Metadata),
                         _ => true,
                     };
+                    if !head {
+                        return Err(fail(Finding::Head));
+                    }
                     let computed = match kind {
                         Some(Kind::Crc) => before,
                         _ => roll(before, &record.data),
                     };
                     if computed == record.crc {
                         let kind = kind.ok_or_else(|| fail(Finding::Kind(record.kind)))?;
-                        if !head {
-                            return Err(fail(Finding::Head));
-                        }
                         if kind == Kind::Metadata {
                             if metadata.as_ref().is_some_and(|known| *known != record.data) {
                                 return Err(fail(Finding::Metadata));
@@ -420,14 +420,14 @@ fn told_len(head: &[u8]) -> Option<u64> {
     }
 }
 
-/// A varint in its shortest form and its size. A longer form is not accepted: it is what a varint
-/// across two sectors looks like when the second was never written.
+/// A varint and its size; `None` if its last byte is zero. Across two sectors of which the second
+/// was never written it looks like that, so it tells nothing.
 fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut value = 0;
     for (at, &byte) in bytes.iter().take(10).enumerate() {
         value |= u64::from(byte & 0x7f).checked_shl(7 * at as u32)?;
         if byte < 0x80 {
-            return (byte != 0 || at == 0).then_some((value, at + 1));
+            return (byte != 0).then_some((value, at + 1));
         }
     }
     None
