@@ -34,6 +34,7 @@ mod state_machine;
 mod stream;
 #[cfg(test)]
 mod testing;
+pub mod transfer;
 mod txn;
 pub mod version;
 mod writer;
