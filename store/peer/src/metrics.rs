@@ -123,14 +123,10 @@ impl Counter {
 pub struct Gauge(AtomicI64);
 
 impl Gauge {
-    pub(crate) fn set(&self, value: i64) {
-        self.0.store(value, Relaxed);
-    }
-
-    /// Counts up until the guard is gone.
-    pub(crate) fn hold(self_of: Arc<PeerMetrics>, gauge: fn(&PeerMetrics) -> &Gauge) -> Held {
-        gauge(&self_of).0.fetch_add(1, Relaxed);
-        Held { row: self_of, gauge }
+    /// Counts one up until the guard is gone.
+    pub(crate) fn hold(row: Arc<PeerMetrics>, gauge: fn(&PeerMetrics) -> &Gauge) -> Held {
+        gauge(&row).0.fetch_add(1, Relaxed);
+        Held { row, gauge }
     }
 
     /// The number now.

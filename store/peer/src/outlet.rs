@@ -72,7 +72,6 @@ impl Outlet {
     }
 
     /// Whether a peer is connected.
-    #[cfg(test)]
     pub(crate) fn is_attached(&self) -> bool {
         self.lock().as_ref().is_some_and(|writer| !writer.queue.is_closed())
     }

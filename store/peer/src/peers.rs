@@ -228,6 +228,12 @@ impl Peers {
         self.peer(id)?.link.status.active_since()
     }
 
+    /// Whether the member has both of its streams open to us, so that nothing goes by single
+    /// requests.
+    pub fn is_streaming(&self, id: u64) -> bool {
+        self.peer(id).is_some_and(|peer| peer.app.is_attached() && peer.message.is_attached())
+    }
+
     /// How many members can be reached.
     pub fn active_peers(&self) -> usize {
         let state = self.read();
@@ -350,6 +356,14 @@ impl Peer {
 
     fn lock_snapshot(&self) -> std::sync::MutexGuard<'_, Option<TaskGuard>> {
         self.snapshot.lock().expect("no code panics while it holds a snapshot task")
+    }
+}
+
+impl Drop for Peer {
+    /// The tasks end a little later; what they still do must not count.
+    fn drop(&mut self) {
+        self.link.set_paused(true);
+        self.link.status.close();
     }
 }
 
