@@ -286,7 +286,7 @@ impl<'a> Reader<'a> {
         let len = (self.size.saturating_sub(offset)).min(len as u64) as usize;
         let end = self.buffer_at + self.buffer.len() as u64;
         if offset < self.buffer_at || offset + len as u64 > end {
-            let want = (self.size - offset).min(len.max(CHUNK) as u64) as usize;
+            let want = self.size.saturating_sub(offset).min(len.max(CHUNK) as u64) as usize;
             self.buffer.resize(want, 0);
             self.buffer_at = offset;
             let mut filled = 0;

@@ -11,6 +11,7 @@ use mainstay_log::{
 use mainstay_proto::etcdserverpb;
 use mainstay_proto::raftpb::Entry;
 use mainstay_proto::walpb;
+use proptest::prelude::*;
 use prost::Message as _;
 
 use crate::common::*;
@@ -405,4 +406,41 @@ fn any_sector_of_the_last_batch_may_be_missing() {
         cuts.insert(count);
     }
     assert!(cuts.len() > 5, "{cuts:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever is on the disk, opening ends with damage or with a beginning of what was written.
+    #[test]
+    fn garbage_never_panics_and_never_becomes_entries(
+        which in 0..3_usize,
+        at in any::<prop::sample::Index>(),
+        garbage in prop_oneof![
+            prop::collection::vec(any::<u8>(), 1..40),
+            prop::collection::vec(Just(0), 1..3000),
+            prop::collection::vec(Just(0xff), 1..3000),
+        ],
+        length in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let disk = log();
+        let written = opened(&disk).entries;
+        disk.corrupt(&segment(&disk, which), |content| {
+            let at = at.index(content.len());
+            let end = content.len().min(at + garbage.len());
+            content[at..end].copy_from_slice(&garbage[..end - at]);
+            if let Some(length) = length {
+                content.truncate(length.index(content.len()));
+            }
+        })
+        .unwrap();
+        match open(&disk, SEGMENT) {
+            Ok((_, found)) => {
+                prop_assert_eq!(&found.entries[..], &written[..found.entries.len()]);
+                prop_assert!(which == 2 || found.entries.len() == written.len());
+            }
+            Err(OpenError::Damaged(_)) => {}
+            Err(error) => return Err(TestCaseError::fail(error.to_string())),
+        }
+    }
 }
