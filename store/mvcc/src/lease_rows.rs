@@ -17,7 +17,7 @@ use crate::keys::{decode_lease_key, lease_key};
 use crate::overlay::Overlay;
 use crate::range::header;
 use crate::writer::Writer;
-use crate::{Error, Fatal, KeySpan, LeaseChange};
+use crate::{Error, Fatal, LeaseChange};
 
 /// Longest TTL of a lease, in seconds.
 pub const MAX_LEASE_TTL: i64 = 9_000_000_000;
@@ -99,7 +99,7 @@ pub(crate) fn revoke(
         return Err(Error::LeaseNotFound);
     }
     for key in attached_keys(writer.overlay, id)? {
-        writer.delete_span(&KeySpan::One(key))?;
+        writer.delete_key(key)?;
     }
     writer.overlay.delete(Family::System, Bucket::Lease.engine_key(&id.to_be_bytes()));
     Ok(LeaseChange::Revoked { id })

@@ -73,18 +73,21 @@ fn fetch_limit(request: &RangeRequest) -> usize {
 
 /// A live key at the asked revision.
 pub(crate) struct Found {
-    key: Bytes,
-    modified: Revision,
-    /// Creation and version, where the Index knows them.
+    pub(crate) key: Bytes,
+    pub(crate) modified: Revision,
+    /// What the Index knows besides, if the key did not change after the asked revision; else what
+    /// the pair says, once it was read.
     life: Option<Life>,
     /// The whole pair, once it was read.
-    kv: Option<KeyValue>,
+    pub(crate) kv: Option<KeyValue>,
 }
 
+/// A put's place in the life of its key.
 #[derive(Clone, Copy)]
-struct Life {
-    created: i64,
-    version: i64,
+pub(crate) struct Life {
+    pub(crate) created: i64,
+    pub(crate) version: i64,
+    pub(crate) lease: i64,
 }
 
 /// Whether keys behind the limit are counted.
@@ -119,7 +122,8 @@ impl<'v> Lookup<'v> {
             if entry.tombstone {
                 return Ok(State::Absent);
             }
-            let life = Life { created: entry.created, version: entry.version };
+            let IndexEntry { created, version, lease, .. } = *entry;
+            let life = Life { created, version, lease };
             return Ok(State::Live(entry.modified, Some(life)));
         }
         let history = match &mut self.history {
@@ -271,11 +275,6 @@ fn visit(
     Ok(())
 }
 
-/// The keys of `found`, for deletions.
-pub(crate) fn into_keys(found: Vec<Found>) -> impl Iterator<Item = Bytes> {
-    found.into_iter().map(|found| found.key)
-}
-
 /// Filters, sorts and cuts what was found, and reads the values of what is left.
 /// Also tells whether the limit cut something off.
 fn select(
@@ -360,7 +359,8 @@ fn read_lives(view: &dyn View, found: &mut [Found]) -> Result<(), Fatal> {
     read_pairs(view, found, |found| found.life.is_none())
 }
 
-fn read_pairs(
+/// Reads the pairs of those that `wanted` names and that were not read yet.
+pub(crate) fn read_pairs(
     view: &dyn View,
     found: &mut [Found],
     wanted: impl Fn(&Found) -> bool,
@@ -370,7 +370,8 @@ fn read_pairs(
             part.iter_mut().filter(|found| found.kv.is_none() && wanted(found)).collect();
         let revisions: Vec<_> = missing.iter().map(|found| found.modified).collect();
         for (found, kv) in missing.iter_mut().zip(kvs_at(view, &revisions)?) {
-            found.life = Some(Life { created: kv.create_revision, version: kv.version });
+            let KeyValue { create_revision: created, version, lease, .. } = kv;
+            found.life = Some(Life { created, version, lease });
             found.kv = Some(kv);
         }
     }
@@ -378,8 +379,9 @@ fn read_pairs(
 }
 
 impl Found {
-    fn life(&self) -> Life {
-        self.life.expect("lives were read before they are compared")
+    /// Known of what was found at the current revision, and of what [`read_lives`] has seen.
+    pub(crate) fn life(&self) -> Life {
+        self.life.expect("lives are looked at where they are known or were read")
     }
 
     fn value(&self) -> &[u8] {

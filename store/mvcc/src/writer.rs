@@ -15,7 +15,7 @@ use crate::buckets::Bucket;
 use crate::event::{Event, EventKind, RevisionEvents};
 use crate::keys::{IndexEntry, RowKey, history_key_to, history_value, lease_key};
 use crate::overlay::Overlay;
-use crate::range::{Count, collect, header, index_entry, into_keys, pairs};
+use crate::range::{Count, Found, Life, collect, header, index_entry, read_pairs};
 use crate::{Error, Fatal, KeySpan, ReadAt, Revision, kv};
 
 /// A write request that is being executed.
@@ -97,24 +97,35 @@ impl<'o, 'v> Writer<'o, 'v> {
         &mut self,
         request: &DeleteRangeRequest,
     ) -> Result<DeleteRangeResponse, Error> {
-        let span = KeySpan::new(&request.key, &request.range_end);
-        let revision = self.at().revision;
-        let prev_kvs =
-            if request.prev_kv { pairs(self.overlay, &span, revision)? } else { Vec::new() };
-        let deleted = self.delete_span(&span)?;
+        let mut found = self.live(&KeySpan::new(&request.key, &request.range_end))?;
+        let mut prev_kvs = Vec::new();
+        if request.prev_kv {
+            read_pairs(self.overlay, &mut found, |_| true)?;
+            prev_kvs.extend(found.iter_mut().filter_map(|found| found.kv.take()));
+        }
+        let deleted = found.len() as i64;
+        self.delete_found(found);
         Ok(DeleteRangeResponse { header: header(self.at().revision), deleted, prev_kvs })
     }
 
-    /// Deletes the live keys of a span, in their order.
-    pub(crate) fn delete_span(&mut self, span: &KeySpan) -> Result<i64, Fatal> {
+    /// Deletes a key if it is live.
+    pub(crate) fn delete_key(&mut self, key: Bytes) -> Result<(), Fatal> {
+        let found = self.live(&KeySpan::One(key))?;
+        self.delete_found(found);
+        Ok(())
+    }
+
+    /// The live keys of a span at this point of the request.
+    fn live(&self, span: &KeySpan) -> Result<Vec<Found>, Fatal> {
         let revision = self.at().revision;
-        let (found, count) = collect(self.overlay, span, revision, usize::MAX, Count::All)?;
-        for key in into_keys(found) {
-            let entry = index_entry(self.overlay, &key)?
-                .ok_or_else(|| Fatal::damaged("index row", &key, "vanished while deleting"))?;
-            self.delete(key, entry);
+        Ok(collect(self.overlay, span, revision, usize::MAX, Count::All)?.0)
+    }
+
+    fn delete_found(&mut self, found: Vec<Found>) {
+        for found in found {
+            let Life { lease, .. } = found.life();
+            self.delete(found.key, found.modified, lease);
         }
-        Ok(count)
     }
 
     fn put(&mut self, key: Bytes, value: Bytes, lease: i64, entry: Option<IndexEntry>) {
@@ -125,7 +136,7 @@ impl<'o, 'v> Writer<'o, 'v> {
             None => (revision.main, 1),
         };
         let old_lease = live.map_or(0, |entry| entry.lease);
-        let prev = live.and_then(|entry| self.prev(&key, &entry));
+        let prev = live.and_then(|entry| self.prev(&key, entry.modified));
         let pair = KeyValue {
             key: key.clone(),
             create_revision: created,
@@ -149,12 +160,13 @@ impl<'o, 'v> Writer<'o, 'v> {
         self.events.push(Event { kind: EventKind::Put, kv: pair, prev });
     }
 
-    fn delete(&mut self, key: Bytes, entry: IndexEntry) {
+    /// `modified` and `lease` are those of the pair that goes.
+    fn delete(&mut self, key: Bytes, modified: Revision, lease: i64) {
         let revision = self.next_revision();
-        let prev = self.prev(&key, &entry);
+        let prev = self.prev(&key, modified);
         let row = self.overlay.encode(key.len() + 8, |out| kv::encode_tombstone_to(&key, out));
         self.record(key.clone(), row, IndexEntry::deleted(revision));
-        self.detach(entry.lease, &key);
+        self.detach(lease, &key);
         let pair = KeyValue { key, mod_revision: revision.main, ..Default::default() };
         self.events.push(Event { kind: EventKind::Delete, kv: pair, prev });
     }
@@ -178,11 +190,11 @@ impl<'o, 'v> Writer<'o, 'v> {
         self.overlay.put(Family::Index, key, entry);
     }
 
-    /// Where the pair before this request is. A key that this request changed already has it in
-    /// the first event.
-    fn prev(&self, key: &[u8], entry: &IndexEntry) -> Option<Revision> {
-        if entry.modified.main <= self.begin.revision {
-            return Some(entry.modified);
+    /// Where the pair before this request is, given where the present one is. A key that this
+    /// request changed already has it in the first event.
+    fn prev(&self, key: &[u8], modified: Revision) -> Option<Revision> {
+        if modified.main <= self.begin.revision {
+            return Some(modified);
         }
         self.events.iter().find(|event| event.kv.key == key)?.prev
     }
