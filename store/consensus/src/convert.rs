@@ -78,13 +78,14 @@ fn nonzero(value: u64) -> Option<u64> {
 }
 
 pub(crate) fn conf_state_in(state: raftpb::ConfState) -> eraftpb::ConfState {
-    let mut out = eraftpb::ConfState::default();
-    out.voters = state.voters;
-    out.learners = state.learners;
-    out.voters_outgoing = state.voters_outgoing;
-    out.learners_next = state.learners_next;
-    out.auto_leave = state.auto_leave.unwrap_or(false);
-    out
+    eraftpb::ConfState {
+        voters: state.voters,
+        learners: state.learners,
+        voters_outgoing: state.voters_outgoing,
+        learners_next: state.learners_next,
+        auto_leave: state.auto_leave.unwrap_or(false),
+        ..Default::default()
+    }
 }
 
 pub(crate) fn conf_state_out(state: eraftpb::ConfState) -> raftpb::ConfState {
@@ -98,16 +99,18 @@ pub(crate) fn conf_state_out(state: eraftpb::ConfState) -> raftpb::ConfState {
 }
 
 pub(crate) fn metadata_in(metadata: raftpb::SnapshotMetadata) -> eraftpb::SnapshotMetadata {
-    let mut out = eraftpb::SnapshotMetadata::default();
+    let mut out = eraftpb::SnapshotMetadata {
+        index: metadata.index.unwrap_or(0),
+        term: metadata.term.unwrap_or(0),
+        ..Default::default()
+    };
     out.set_conf_state(conf_state_in(metadata.conf_state.unwrap_or_default()));
-    out.index = metadata.index.unwrap_or(0);
-    out.term = metadata.term.unwrap_or(0);
     out
 }
 
 fn snapshot_in(snapshot: raftpb::Snapshot) -> eraftpb::Snapshot {
-    let mut out = eraftpb::Snapshot::default();
-    out.data = snapshot.data.unwrap_or_default();
+    let mut out =
+        eraftpb::Snapshot { data: snapshot.data.unwrap_or_default(), ..Default::default() };
     out.set_metadata(metadata_in(snapshot.metadata.unwrap_or_default()));
     out
 }
@@ -125,11 +128,12 @@ pub(crate) fn snapshot_out(mut snapshot: eraftpb::Snapshot) -> raftpb::Snapshot 
 }
 
 pub(crate) fn hard_state_in(state: &raftpb::HardState) -> eraftpb::HardState {
-    let mut out = eraftpb::HardState::default();
-    out.term = state.term.unwrap_or(0);
-    out.vote = state.vote.unwrap_or(0);
-    out.commit = state.commit.unwrap_or(0);
-    out
+    eraftpb::HardState {
+        term: state.term.unwrap_or(0),
+        vote: state.vote.unwrap_or(0),
+        commit: state.commit.unwrap_or(0),
+        ..Default::default()
+    }
 }
 
 pub(crate) fn hard_state_out(state: &eraftpb::HardState) -> raftpb::HardState {

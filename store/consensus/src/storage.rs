@@ -219,12 +219,11 @@ mod tests {
 
     fn entries(range: std::ops::Range<u64>, term: u64, bytes: usize) -> Vec<Entry> {
         range
-            .map(|index| {
-                let mut entry = Entry::default();
-                entry.index = index;
-                entry.term = term;
-                entry.data = Bytes::from(vec![0; bytes]);
-                entry
+            .map(|index| Entry {
+                index,
+                term,
+                data: Bytes::from(vec![0; bytes]),
+                ..Entry::default()
             })
             .collect()
     }
