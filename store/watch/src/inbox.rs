@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::{
-    history::{self, HistoryError, Published},
+    history::{HistoryError, Published, weight},
     hub::{Drained, Metrics, StreamId},
     job::JobResult,
     limits::Limits,
@@ -105,7 +105,7 @@ impl Inbox {
     fn publish(&self, mut step: Published) {
         let events: usize = step.revisions.iter().map(|step| step.events.len()).sum();
         let all = step.revisions.iter().flat_map(|step| step.events.iter());
-        let bytes: usize = all.map(history::weight).sum();
+        let bytes: usize = all.map(weight).sum();
         let mut waiting = lock(&self.waiting);
         if waiting.stopped {
             return;
@@ -206,5 +206,88 @@ impl WatchHandle {
         // What streams took since then is counted by the next call.
         self.inbox.wake(lock(&self.inbox.waiting));
         *lock(&self.inbox.metrics)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_mvcc::{CatchUp, CatchUpLimits, Event, EventKind, Revision, RevisionEvents};
+    use mainstay_proto::mvccpb::KeyValue;
+
+    use super::*;
+    use crate::history::History;
+
+    struct At {
+        revision: i64,
+        compacted: i64,
+    }
+
+    impl History for At {
+        fn revision(&self) -> i64 {
+            self.revision
+        }
+
+        fn compacted(&self) -> i64 {
+            self.compacted
+        }
+
+        fn scan(
+            &self,
+            _: i64,
+            _: CatchUpLimits,
+            _: bool,
+            _: &mut dyn FnMut(&[u8]) -> bool,
+        ) -> Result<CatchUp, HistoryError> {
+            Err(HistoryError("nothing is read here".into()))
+        }
+
+        fn pairs(&self, _: &[Revision]) -> Result<Vec<Option<KeyValue>>, HistoryError> {
+            Err(HistoryError("nothing is read here".into()))
+        }
+    }
+
+    fn step(revision: i64, compacted: i64, value: usize) -> Published {
+        let kv = KeyValue { value: vec![0; value].into(), ..Default::default() };
+        let events = Arc::from([Event { kind: EventKind::Put, kv, prev: None }]);
+        let view = Arc::new(At { revision, compacted });
+        Published { view, revisions: vec![RevisionEvents { revision, events }] }
+    }
+
+    /// Per message the view's revision and those that come with it.
+    fn taken(inbox: &Inbox) -> Vec<(i64, Vec<i64>)> {
+        let messages = inbox.take(Some(Duration::ZERO)).expect("not stopped");
+        let published = messages.into_iter().filter_map(|message| match message {
+            Message::Publish(Published { view, revisions }) => {
+                Some((view.revision(), revisions.iter().map(|step| step.revision).collect()))
+            }
+            _ => None,
+        });
+        published.collect()
+    }
+
+    #[test]
+    fn steps_are_joined_unless_a_compaction_or_a_request_is_between_them() {
+        let inbox = Inbox::new(&Limits::default());
+        inbox.publish(step(2, 0, 1));
+        inbox.publish(step(3, 0, 1));
+        inbox.publish(step(4, 3, 1));
+        assert!(inbox.push(Message::Progress(StreamId(1))).is_ok());
+        inbox.publish(step(5, 3, 1));
+        assert_eq!(taken(&inbox), [(3, vec![2, 3]), (4, vec![4]), (5, vec![5])]);
+    }
+
+    #[test]
+    fn beyond_the_limit_only_the_view_goes_on() {
+        let by_count = Limits { inbox_events: 2, ..Limits::default() };
+        let by_bytes = Limits { inbox_bytes: 3000, ..Limits::default() };
+        for limits in [by_count, by_bytes] {
+            let inbox = Inbox::new(&limits);
+            for revision in 2..10 {
+                inbox.publish(step(revision, 0, 1000));
+            }
+            assert_eq!(taken(&inbox), [(9, vec![2, 3])]);
+            inbox.publish(step(10, 0, 1000));
+            assert_eq!(taken(&inbox), [(10, vec![10])]);
+        }
     }
 }

@@ -112,7 +112,8 @@ impl Hub {
         }
     }
 
-    /// Lets parked watchers of a stream go on as far as it has room for them.
+    /// Lets parked watchers of a stream go on as far as it has room for them. Each of them has
+    /// something to say, so the stream will be drained, and this called, again.
     pub(super) fn unpark(&mut self, stream: u32) {
         for _ in 0..self.streams.room(stream) {
             let Some(&(_, slot)) = self.streams.at_mut(stream).parked.first() else { break };
@@ -174,7 +175,6 @@ impl Hub {
     pub fn finish(&mut self, result: JobResult) {
         let JobResult { found, covered } = result;
         let header = self.header(covered);
-        let mut streams = BTreeSet::new();
         for (joined, events) in found {
             let slot = joined.slot;
             let Some(watcher) = self.watchers.get(slot) else { continue };
@@ -183,7 +183,6 @@ impl Hub {
                 continue;
             }
             let stream = watcher.stream;
-            streams.insert(stream);
             self.detach(slot);
             if joined.next > covered {
                 self.wait(slot, Some(joined.turn));
@@ -208,9 +207,6 @@ impl Hub {
             }
             self.watchers.at_mut(slot).next = covered + 1;
             self.place(slot);
-        }
-        for stream in streams {
-            self.unpark(stream);
         }
     }
 }

@@ -37,6 +37,22 @@ fn who_is_little_behind_does_not_wait_for_who_is_far_behind() {
 }
 
 #[test]
+fn who_joined_a_read_that_did_not_reach_it_keeps_its_turn() {
+    let mut rig = rig(Limits { batch_revisions: 10, batch_rows: 50, ..Limits::default() });
+    let stream = rig.open(1);
+    for start_revision in [2, 22, 1000] {
+        rig.hub.create(stream, CreateRequest { start_revision, ..request("a", "") });
+    }
+    let mut served = Vec::new();
+    for _ in 0..4 {
+        let job = rig.hub.next_job(Reach::Any).unwrap();
+        served.push((rig.hub.revision() + 1 - job.span(), job.watchers()));
+        rig.hub.finish(job.run().unwrap());
+    }
+    assert_eq!(served, [(2, 2), (22, 1), (1000, 1), (12, 2)]);
+}
+
+#[test]
 fn short_reads_pass_by_long_ones() {
     let mut rig = rig(Limits { batch_revisions: 10, ..Limits::default() });
     let stream = rig.open(1);

@@ -265,7 +265,13 @@ fn fragments_stay_below_the_limit_and_are_marked() {
     let value = "x".repeat(80);
     let writes: Vec<_> = ["a", "b", "c", "d", "e"].map(|key| put(key, &value)).into();
     rig.write(&writes);
+    // Read back from history it is cut alike.
+    rig.hub.create(s, CreateRequest { fragment: true, start_revision: 2, ..request("", "\0") });
     let responses = rig.receive(s);
+    let back = responses.iter().filter(|r| r.watch_id == 2 && !r.created);
+    let counts: Vec<_> = back.map(|r| (r.events.len(), r.fragment)).collect();
+    assert_eq!(counts, [(2, true), (2, true), (1, false)]);
+    let responses: Vec<_> = responses.into_iter().filter(|r| r.watch_id != 2).collect();
     let (cut, whole): (Vec<_>, Vec<_>) = responses.iter().partition(|r| r.watch_id == 0);
     let counts: Vec<_> = cut.iter().map(|r| (r.events.len(), r.fragment)).collect();
     assert_eq!(counts, [(2, true), (2, true), (1, false)]);
