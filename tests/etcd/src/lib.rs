@@ -6,4 +6,6 @@
 
 pub mod client;
 pub mod fuzz;
+pub mod matrix;
 pub mod member;
+pub mod ops;

@@ -41,8 +41,14 @@ pub fn mainstay_binary() -> Result<PathBuf> {
 }
 
 /// A TCP port that was free a moment ago.
+///
+/// It lies below the range of outgoing connections: otherwise a client's own connection could take
+/// the port of a member that is down, or even connect to itself.
 pub fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    (0..1000)
+        .map(|_| rand::random_range(10_000..32_000))
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .context("no free TCP port between 10000 and 32000")
 }
 
 /// One member.
@@ -202,6 +208,16 @@ impl Member {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()?)).ok()?;
         let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
         line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
+    }
+}
+
+/// `kill -9` of all at the same moment.
+pub fn kill_all(members: &mut [Member]) {
+    for member in members.iter() {
+        member.signal(Signal::KILL);
+    }
+    for member in members {
+        member.kill();
     }
 }
 
