@@ -1,1 +1,44 @@
 //! The embeddable etcd-compatible store.
+
+mod applied;
+mod apply_loop;
+mod background;
+mod bootstrap;
+mod cluster;
+mod compaction;
+mod config;
+mod core;
+mod engine_home;
+mod error;
+mod fatal;
+mod kv;
+mod leadership;
+mod lease;
+mod lessor;
+mod maintenance;
+mod member;
+mod metrics;
+mod network;
+mod peer_host;
+mod peer_port;
+mod quota;
+mod read;
+mod request_id;
+mod sink;
+mod snapshot;
+mod store;
+mod tasks;
+mod urls;
+mod version;
+mod waiters;
+mod watch_view;
+
+pub use bootstrap::StartError;
+pub use config::{AutoCompaction, ClusterState, ConfigError, EngineKind, StoreConfig};
+pub use core::{Core, Identity};
+pub use engine_home::HomeError;
+pub use error::{Code, Error, Result};
+pub use fatal::{FatalHook, StopReason};
+pub use leadership::Leadership;
+pub use store::{Builder, Store};
+pub use urls::{InitialCluster, MemberUrlError, check_url, check_urls};

@@ -1,0 +1,394 @@
+//! The member itself: what its threads and tasks share, and the way through it of every request.
+//!
+//! Input: requests of the RPC services, of the embedding program and of peers. Output: responses
+//! with filled headers, or an [`Error`] with etcd's code and text. The operations are in the files
+//! `kv`, `lease`, `cluster` and `maintenance`; here is what all of them need.
+//! **Invariant:** readers see only what is published: a view of the engine and the state that
+//! belongs to it, swapped as one by the apply thread.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use mainstay_consensus::{Handle, Refused};
+use mainstay_engine::{Usage, View};
+use mainstay_mvcc::{ReadAt, Response, StateView};
+use mainstay_proto::etcdserverpb::{InternalRaftRequest, RequestHeader, ResponseHeader};
+use mainstay_watch::{WatchHandle, WatchRequests, WatchResponses};
+use prost::Message as _;
+use tokio::sync::{Semaphore, watch};
+
+use crate::applied::AppliedIndex;
+use crate::compaction::CompactionHashes;
+use crate::config::StoreConfig;
+use crate::engine_home::Generation;
+use crate::error::{Error, Result};
+use crate::fatal::{StopReason, StopState};
+use crate::leadership::{Leadership, LeadershipCell};
+use crate::lessor::LeaseBook;
+use crate::metrics::Metrics;
+use crate::network::Network;
+use crate::read::{ReadIndexSource, ReadRounds};
+use crate::request_id::RequestIds;
+use crate::waiters::Waiters;
+
+/// Most entries that may be committed and not applied before requests are refused.
+const MAX_APPLY_LAG: u64 = 5_000;
+/// The same for requests that relieve the store.
+const MAX_APPLY_LAG_PRIORITY: u64 = 10_000;
+/// Large reads that run at a time, on threads of their own.
+const LARGE_READS: usize = 16;
+
+/// The state after an applied batch, with the view of the engine that it describes.
+pub(crate) struct Published {
+    pub(crate) view: Arc<dyn View>,
+    pub(crate) state: StateView,
+    /// This member is the only voter.
+    pub(crate) sole_voter: bool,
+    /// Keeps the generation of the engine alive for as long as somebody reads from it.
+    pub(crate) generation: Arc<Generation>,
+}
+
+impl Published {
+    pub(crate) fn new(state: StateView, generation: Arc<Generation>, member_id: u64) -> Self {
+        let view = generation.engine().snapshot();
+        let sole_voter = state.conf_state.voters == [member_id];
+        Self { view, state, sole_voter, generation }
+    }
+
+    pub(crate) fn at(&self) -> ReadAt {
+        self.state.read_at()
+    }
+
+    pub(crate) fn revision(&self) -> i64 {
+        self.state.revision
+    }
+}
+
+/// What the apply thread, or the raft thread, says about a proposal.
+pub(crate) enum Answer {
+    Applied(Box<Result<Response>>),
+    Refused(Refused),
+}
+
+/// Ids of this member and its cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The cluster.
+    pub cluster_id: u64,
+    /// This member.
+    pub member_id: u64,
+}
+
+/// The way to the raft thread, which starts after those who speak to it were made.
+#[derive(Clone, Default)]
+pub(crate) struct RaftLink(Arc<OnceLock<Handle>>);
+
+impl RaftLink {
+    pub(crate) fn connect(&self, handle: Handle) {
+        // There is one raft thread in the life of a member.
+        let _ = self.0.set(handle);
+    }
+
+    pub(crate) fn get(&self) -> Result<&Handle> {
+        self.0.get().ok_or(Error::Stopped)
+    }
+}
+
+impl ReadIndexSource for RaftLink {
+    fn request(&self, context: u64) -> Result<()> {
+        self.get()?.read_index(context).map_err(refused)
+    }
+}
+
+/// A running member.
+pub struct Core {
+    pub(crate) config: StoreConfig,
+    pub(crate) identity: Identity,
+    pub(crate) ids: Arc<RequestIds>,
+    pub(crate) raft: RaftLink,
+    pub(crate) waiters: Arc<Waiters<Answer>>,
+    pub(crate) published: ArcSwap<Published>,
+    pub(crate) applied: AppliedIndex,
+    /// The term of the last applied entry.
+    pub(crate) applied_term: watch::Sender<u64>,
+    pub(crate) committed: AtomicU64,
+    pub(crate) leadership: LeadershipCell,
+    pub(crate) reads: ReadRounds<RaftLink>,
+    pub(crate) leases: LeaseBook,
+    pub(crate) watch: WatchHandle,
+    pub(crate) network: Network,
+    /// Compactions whose deletion is done, by revision.
+    pub(crate) compactions_done: AppliedIndex,
+    pub(crate) hashes: CompactionHashes,
+    pub(crate) large_reads: Arc<Semaphore>,
+    /// Whether this run has published its name and URLs to the cluster.
+    pub(crate) ready: watch::Sender<bool>,
+    /// Counts snapshots that replaced the state.
+    pub(crate) installed: watch::Sender<u64>,
+    pub(crate) stop: Arc<StopState>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl Core {
+    /// How many large reads may run at a time.
+    pub(crate) fn large_reads() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(LARGE_READS))
+    }
+
+    /// Ids of this member and its cluster.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// The configuration that the member runs with.
+    pub fn config(&self) -> &StoreConfig {
+        &self.config
+    }
+
+    /// The header of a response that is made now.
+    pub fn header(&self) -> ResponseHeader {
+        self.header_at(self.published.load().revision())
+    }
+
+    /// The header of responses about members, which carry no revision.
+    pub fn header_without_revision(&self) -> ResponseHeader {
+        self.header_at(0)
+    }
+
+    pub(crate) fn header_at(&self, revision: i64) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.identity.cluster_id,
+            member_id: self.identity.member_id,
+            revision,
+            raft_term: self.leadership.term(),
+        }
+    }
+
+    /// Completes a header of which the state machine knows the revision alone.
+    pub(crate) fn complete(&self, header: &mut Option<ResponseHeader>) {
+        let revision = match header {
+            Some(header) if header.revision != 0 => header.revision,
+            _ => self.published.load().revision(),
+        };
+        *header = Some(self.header_at(revision));
+    }
+
+    /// The leader as this member sees it, and its changes.
+    pub fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.leadership.subscribe()
+    }
+
+    /// The current leader's id.
+    pub fn leader(&self) -> Option<u64> {
+        Some(self.leadership.leader()).filter(|leader| *leader != 0)
+    }
+
+    /// Whether this member leads, as far as it knows.
+    pub fn is_leader(&self) -> bool {
+        self.leadership.is_local()
+    }
+
+    /// How long there has been no leader; `None` while there is one. A stream that requires a
+    /// leader is to be refused or cut after three election timeouts.
+    pub fn without_leader_for(&self) -> Option<Duration> {
+        self.leadership.now().lost_since.map(|since| since.elapsed())
+    }
+
+    /// Refuses what a learner does not serve: everything but serializable ranges, status, and the
+    /// snapshot stream.
+    pub fn refuse_on_learner(&self) -> Result<()> {
+        if self.is_learner() { Err(Error::NotSupportedForLearner) } else { Ok(()) }
+    }
+
+    /// Whether this member is a learner. A member that has not yet heard of itself is not.
+    pub fn is_learner(&self) -> bool {
+        let published = self.published.load();
+        let own = published.state.members.get(self.identity.member_id);
+        own.is_some_and(|member| member.is_learner)
+    }
+
+    /// Resolves to `true` when the member has published itself, which is when it is ready for
+    /// clients.
+    pub fn ready(&self) -> watch::Receiver<bool> {
+        self.ready.subscribe()
+    }
+
+    /// Resolves when the member stops, with the reason.
+    pub async fn stopped(&self) -> StopReason {
+        self.stop.stopped().await
+    }
+
+    /// Why the member has stopped, if it has.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.stop.reason().cloned()
+    }
+
+    /// Opens a watch stream: one side takes requests, the other gives encoded responses. Watchers
+    /// are served from what this member has applied.
+    pub fn watch_stream(&self) -> (WatchRequests, WatchResponses) {
+        self.watch.open()
+    }
+
+    /// Metrics in the Prometheus text format.
+    pub fn metrics_text(&self) -> String {
+        self.refresh_metrics();
+        self.metrics.render()
+    }
+
+    /// The registry, for metrics of the RPC layer.
+    pub fn registry(&self) -> &prometheus::Registry {
+        self.metrics.registry()
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        self.published.load().generation.engine().usage()
+    }
+
+    /// Ends the member if an engine failed; what the client gets then is that it stopped.
+    pub(crate) fn guard<T>(&self, result: Result<T>) -> Result<T> {
+        match result {
+            Err(Error::Broken(fatal)) => {
+                self.stop.fatal(fatal.to_string());
+                Err(Error::Stopped)
+            }
+            other => other,
+        }
+    }
+
+    /// Returns when everything that was acknowledged before this call is published here.
+    pub(crate) async fn catch_up(&self) -> Result<()> {
+        if self.stop.is_stopped() {
+            return Err(Error::Stopped);
+        }
+        // The only voter is its own quorum: nothing can be acknowledged but by this member's apply
+        // thread, which publishes first. Should others become voters or leader, this member
+        // publishes the change before it lets its raft thread act on it, and records the loss of
+        // leadership before it answers the vote that causes it.
+        if self.leadership.is_local() && self.published.load().sole_voter {
+            return Ok(());
+        }
+        let index = self.reads.read_index().await?;
+        if self.applied.wait(index).await { Ok(()) } else { Err(Error::Stopped) }
+    }
+
+    /// Returns when a quorum has confirmed that this member leads, after the call.
+    pub(crate) async fn confirm_leadership(&self) -> Result<()> {
+        if !self.leadership.is_local() {
+            return Err(Error::NotLeader);
+        }
+        if !self.published.load().sole_voter {
+            self.reads.read_index().await?;
+        }
+        if self.leadership.is_local() { Ok(()) } else { Err(Error::NotLeader) }
+    }
+
+    /// Returns when all that is known to be committed is applied.
+    pub(crate) async fn wait_committed_applied(&self) -> Result<()> {
+        let index = self.committed.load(Ordering::SeqCst);
+        let waiting = self.applied.wait(index);
+        match tokio::time::timeout(self.config.request_timeout(), waiting).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::Stopped),
+            Err(_) => Err(Error::TimeoutWaitAppliedIndex),
+        }
+    }
+
+    /// Proposes a request and waits until this member has applied it.
+    pub(crate) async fn propose(&self, mut request: InternalRaftRequest) -> Result<Response> {
+        let behind = self.committed.load(Ordering::Relaxed).saturating_sub(self.applied.get());
+        let relieves = request.lease_revoke.is_some();
+        if behind > if relieves { MAX_APPLY_LAG_PRIORITY } else { MAX_APPLY_LAG } {
+            return Err(Error::TooManyRequests);
+        }
+        let id = self.ids.next();
+        request.header = Some(RequestHeader { id, ..RequestHeader::default() });
+        if request.encoded_len() > self.config.max_request_bytes {
+            return Err(Error::RequestTooLarge);
+        }
+        let data = Bytes::from(request.encode_to_vec());
+        drop(request);
+        self.enter_log(id, |handle, deadline, refused| handle.propose(data, deadline, refused))
+            .await
+    }
+
+    /// Puts something into the log under `id` and waits until this member has applied it.
+    pub(crate) async fn enter_log(
+        &self,
+        id: u64,
+        propose: impl FnOnce(&Handle, Instant, Box<dyn FnOnce(Refused) + Send>) -> Result<(), Refused>,
+    ) -> Result<Response> {
+        if self.stop.is_stopped() {
+            return Err(Error::Stopped);
+        }
+        let started = Instant::now();
+        let deadline = started + self.config.request_timeout();
+        let mut waiter = self.waiters.register(id);
+        let waiters = self.waiters.clone();
+        let on_refused = move |reason| waiters.answer(id, Answer::Refused(reason));
+        if let Err(reason) = propose(self.raft.get()?, deadline, Box::new(on_refused)) {
+            self.metrics.proposals_failed.inc();
+            return Err(refused(reason));
+        }
+        self.metrics.proposals_pending.inc();
+        let answer = tokio::time::timeout_at(deadline.into(), waiter.wait()).await;
+        self.metrics.proposals_pending.dec();
+        match answer {
+            Ok(Some(Answer::Applied(result))) => self.guard(*result),
+            Ok(Some(Answer::Refused(reason))) => {
+                self.metrics.proposals_failed.inc();
+                Err(refused(reason))
+            }
+            Ok(None) => Err(Error::Stopped),
+            Err(_) => {
+                self.metrics.proposals_failed.inc();
+                Err(self.timeout_since(started))
+            }
+        }
+    }
+
+    /// The text for a request that got no answer since `started`.
+    fn timeout_since(&self, started: Instant) -> Error {
+        let now = self.leadership.now();
+        let window = 2 * self.config.election_timeout();
+        if let Some(elected) = now.elected_at
+            && started < elected
+            && elected.checked_sub(window).is_none_or(|lost| started > lost)
+        {
+            return Error::TimeoutLeaderFail;
+        }
+        let connected = match now.leader {
+            None => true,
+            Some(_) if now.is_local => self.has_quorum_since(started),
+            Some(leader) => self.network.connected_since(leader, started),
+        };
+        if connected { Error::Timeout } else { Error::TimeoutConnectionLost }
+    }
+
+    fn has_quorum_since(&self, since: Instant) -> bool {
+        let published = self.published.load();
+        let members = &published.state.members;
+        self.connected(members.members().map(|member| member.id), since) > members.len() / 2
+    }
+
+    /// How many of these members are this one, or were connected to it since `since`.
+    pub(crate) fn connected(&self, ids: impl Iterator<Item = u64>, since: Instant) -> usize {
+        let own = self.identity.member_id;
+        ids.filter(|id| *id == own || self.network.connected_since(*id, since)).count()
+    }
+}
+
+/// What a client is told when the raft thread did not take his request.
+pub(crate) fn refused(reason: Refused) -> Error {
+    match reason {
+        // The proposal waited for a leader for as long as a request may take.
+        Refused::NoLeader | Refused::Transferring | Refused::ConfChangePending => Error::Timeout,
+        Refused::NotLeader => Error::NotLeader,
+        Refused::Full | Refused::Uncommitted => Error::TooManyRequests,
+        Refused::NotVoter(_) => Error::BadLeaderTransferee,
+        Refused::Removed | Refused::Stopped => Error::Stopped,
+        Refused::Malformed => Error::Raw(reason.to_string().into()),
+    }
+}

@@ -1,0 +1,117 @@
+//! The HTTP side of the client port: version, health, metrics.
+//!
+//! Input: requests that are not gRPC's. Output: answers with etcd's paths, texts and codes.
+//! **Invariant:** a path that is not served is a 404 with Go's text, and a method that is not
+//! served there a 405 that names the right one.
+
+mod health;
+mod query;
+
+use std::sync::Arc;
+
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use mainstay_mvcc::SERVER_VERSION;
+use mainstay_net::{BoxError, Body, full};
+
+use self::health::HealthChecks;
+use self::query::Query;
+use crate::core::Core;
+
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const JSON_UTF8: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
+const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+const NO_SNIFF: (HeaderName, HeaderValue) =
+    (http::header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+
+/// Which paths a listener serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Paths {
+    /// All of them.
+    Client,
+    /// Metrics and health alone.
+    Metrics,
+}
+
+/// The HTTP side of one member.
+pub(crate) struct HttpSide {
+    core: Arc<Core>,
+    health: HealthChecks,
+}
+
+impl HttpSide {
+    /// For a member. Fails when it was made before.
+    pub(crate) fn new(core: Arc<Core>) -> Result<Self, BoxError> {
+        Ok(Self { health: HealthChecks::new(core.registry())?, core })
+    }
+
+    /// Answers a request. Its body is of no interest to any path.
+    pub(crate) async fn answer(
+        &self,
+        paths: Paths,
+        request: &Request<Incoming>,
+    ) -> Response<Body> {
+        let query = Query::parse(request.uri().query().unwrap_or_default());
+        let all = paths == Paths::Client;
+        match request.uri().path() {
+            "/metrics" => reply(StatusCode::OK, METRICS, self.core.metrics_text()),
+            "/health" => self.get(request, || self.health.health(&self.core, &query)).await,
+            "/version" if all => self.get(request, || std::future::ready(self.version())).await,
+            "/debug/vars" if all => self.get(request, || std::future::ready(variables())).await,
+            path => match self.health.find(path) {
+                Some(checks) => {
+                    self.get(request, || self.health.run(&self.core, checks, &query)).await
+                }
+                None => error(StatusCode::NOT_FOUND, "404 page not found"),
+            },
+        }
+    }
+
+    async fn get<F: Future<Output = Response<Body>>>(
+        &self,
+        request: &Request<Incoming>,
+        answer: impl FnOnce() -> F,
+    ) -> Response<Body> {
+        if request.method() == Method::GET {
+            return answer().await;
+        }
+        let mut refusal = error(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+        refusal
+    }
+
+    fn version(&self) -> Response<Body> {
+        let cluster = self.core.cluster_version();
+        let storage = self.core.storage_version();
+        let text = format!(
+            r#"{{"etcdserver":"{SERVER_VERSION}","etcdcluster":"{}","storage":"{}"}}"#,
+            cluster.as_deref().unwrap_or("not_decided"),
+            storage.as_deref().unwrap_or("unknown"),
+        );
+        reply(StatusCode::OK, JSON, text)
+    }
+}
+
+/// What Go programs publish of themselves; the command line is what there is of it here.
+fn variables() -> Response<Body> {
+    let arguments: Vec<String> =
+        std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let text = format!("{{\n\"cmdline\": {}\n}}\n", serde_json::json!(arguments));
+    reply(StatusCode::OK, JSON_UTF8, text)
+}
+
+fn reply(status: StatusCode, kind: HeaderValue, text: impl Into<bytes::Bytes>) -> Response<Body> {
+    let mut response = Response::new(full(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}
+
+/// A failure in the form of Go's `http.Error`.
+fn error(status: StatusCode, text: &str) -> Response<Body> {
+    let mut response = reply(status, TEXT, format!("{text}\n"));
+    response.headers_mut().insert(NO_SNIFF.0, NO_SNIFF.1);
+    response
+}

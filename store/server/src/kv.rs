@@ -1,0 +1,213 @@
+//! The KV service: range, put, delete, transactions, compaction.
+//!
+//! Input: requests as they come from the wire. Output: responses with headers.
+//! Writes are checked, held against the quota and proposed; reads are answered from the published
+//! state, large ones on threads of their own so that they don't hold up small ones.
+
+use std::sync::Arc;
+
+use mainstay_mvcc as mvcc;
+use mainstay_mvcc::{RangeChunks, Response};
+use mainstay_proto::etcdserverpb::request_op::Request as Op;
+use mainstay_proto::etcdserverpb::{
+    AlarmRequest, AlarmType, CompactionRequest, CompactionResponse, DeleteRangeRequest,
+    DeleteRangeResponse, InternalRaftRequest, PutRequest, PutResponse, RangeRequest, RangeResponse,
+    RequestOp, TxnRequest, TxnResponse, alarm_request::AlarmAction,
+};
+use tokio::sync::mpsc;
+
+use crate::core::{Core, Published};
+use crate::error::{Error, Result};
+use crate::quota;
+
+/// A range that asks for more keys than this may take long.
+const SMALL_RANGE: i64 = 64;
+/// Chunks of a stream that are read ahead of the client.
+const CHUNKS_AHEAD: usize = 2;
+
+/// Takes the expected response, or ends the member: an entry was answered as another kind.
+macro_rules! expect_response {
+    ($core:expr, $response:expr, $kind:ident) => {
+        match $response {
+            Response::$kind(response) => response,
+            other => return Err($core.unexpected(&other)),
+        }
+    };
+}
+pub(crate) use expect_response;
+
+impl Core {
+    /// An answer of the wrong kind means that two entries had one id: nobody can be trusted to
+    /// have got the right answer.
+    pub(crate) fn unexpected(&self, response: &Response) -> Error {
+        self.stop.fatal(format!(
+            "a request was answered with the result of another one ({response:?}); request ids of \
+             two members collide"
+        ));
+        Error::Stopped
+    }
+
+    /// Reads keys.
+    pub async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        mvcc::check_range(&request)?;
+        if !request.serializable {
+            self.catch_up().await?;
+        }
+        let large = is_large(&request);
+        let mut response =
+            self.read(large, move |at| mvcc::range(&*at.view, at.at(), &request)).await?;
+        self.complete(&mut response.header);
+        self.metrics.range_total.inc();
+        Ok(response)
+    }
+
+    /// Reads keys piece by piece, all at one revision. The stream ends early if the receiver is
+    /// dropped.
+    pub async fn range_stream(
+        self: &Arc<Self>,
+        request: RangeRequest,
+    ) -> Result<mpsc::Receiver<Result<RangeResponse>>> {
+        mvcc::check_range_stream(&request)?;
+        if !request.serializable {
+            self.catch_up().await?;
+        }
+        let published = self.published.load_full();
+        let mut chunks = RangeChunks::new(published.at(), request, self.config.max_request_bytes)?;
+        let permit = self.large_read().await?;
+        let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD);
+        let core = self.clone();
+        tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            loop {
+                let chunk = match core.guard(chunks.next(&*published.view)) {
+                    Ok(None) => break,
+                    Ok(Some(mut chunk)) => {
+                        if chunk.header.is_some() {
+                            core.complete(&mut chunk.header);
+                        }
+                        Ok(chunk)
+                    }
+                    Err(error) => Err(error),
+                };
+                let failed = chunk.is_err();
+                if sender.blocking_send(chunk).is_err() || failed {
+                    break;
+                }
+            }
+        });
+        Ok(receiver)
+    }
+
+    /// Writes a key.
+    pub async fn put(&self, request: PutRequest) -> Result<PutResponse> {
+        mvcc::check_put(&request)?;
+        self.check_quota(quota::cost_of_put(&request)).await?;
+        let request = InternalRaftRequest { put: Some(request), ..Default::default() };
+        let mut response = expect_response!(self, self.propose(request).await?, Put);
+        self.complete(&mut response.header);
+        self.metrics.put_total.inc();
+        Ok(response)
+    }
+
+    /// Deletes keys.
+    pub async fn delete_range(&self, request: DeleteRangeRequest) -> Result<DeleteRangeResponse> {
+        mvcc::check_delete_range(&request)?;
+        let request = InternalRaftRequest { delete_range: Some(request), ..Default::default() };
+        let mut response = expect_response!(self, self.propose(request).await?, DeleteRange);
+        self.complete(&mut response.header);
+        self.metrics.delete_total.inc();
+        Ok(response)
+    }
+
+    /// Compares, then reads and writes, as one step.
+    pub async fn txn(&self, request: TxnRequest) -> Result<TxnResponse> {
+        mvcc::check_txn(&request, self.config.max_txn_ops)?;
+        self.check_quota(quota::cost_of_txn(&request)).await?;
+        self.metrics.txn_total.inc();
+        let mut response = if mvcc::is_read_only_txn(&request) {
+            if !mvcc::is_serializable_txn(&request) {
+                self.catch_up().await?;
+            }
+            let large = ops(&request).any(|op| matches!(op, Op::RequestRange(r) if is_large(r)));
+            self.read(large, move |at| mvcc::read_txn(&*at.view, at.at(), &request)).await?
+        } else {
+            let request = InternalRaftRequest { txn: Some(request), ..Default::default() };
+            expect_response!(self, self.propose(request).await?, Txn)
+        };
+        self.complete(&mut response.header);
+        Ok(response)
+    }
+
+    /// Gives up the history before a revision. With `physical` the answer waits until the records
+    /// are deleted on this member.
+    pub async fn compact(&self, request: CompactionRequest) -> Result<CompactionResponse> {
+        let (physical, revision) = (request.physical, request.revision);
+        let request = InternalRaftRequest { compaction: Some(request), ..Default::default() };
+        let mut response = expect_response!(self, self.propose(request).await?, Compaction);
+        if physical && !self.compactions_done.wait(revision.unsigned_abs()).await {
+            return Err(Error::Stopped);
+        }
+        response.header = Some(self.header());
+        Ok(response)
+    }
+
+    /// Reads from the published state: here when the answer is small, else on a thread of its own.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        large: bool,
+        read: impl FnOnce(&Published) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if self.stop.is_stopped() {
+            return Err(Error::Stopped);
+        }
+        if !large {
+            return self.guard(read(&self.published.load()));
+        }
+        let permit = self.large_read().await?;
+        let published = self.published.load_full();
+        let reading = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            read(&published)
+        });
+        match reading.await {
+            Ok(result) => self.guard(result),
+            Err(error) => {
+                self.stop.fatal(format!("a read panicked: {error}"));
+                Err(Error::Stopped)
+            }
+        }
+    }
+
+    async fn large_read(&self) -> Result<tokio::sync::OwnedSemaphorePermit> {
+        self.large_reads.clone().acquire_owned().await.map_err(|_| Error::Stopped)
+    }
+
+    /// Refuses a request that would not fit any more, and raises the alarm that makes every
+    /// member refuse writes.
+    pub(crate) async fn check_quota(&self, cost: u64) -> Result<()> {
+        let Some(quota) = self.config.quota() else { return Ok(()) };
+        if cost == 0 || self.usage().total_bytes + cost < quota {
+            return Ok(());
+        }
+        let alarm = AlarmRequest {
+            action: AlarmAction::Activate as i32,
+            member_id: self.identity.member_id,
+            alarm: AlarmType::Nospace as i32,
+        };
+        // Whether the alarm was raised or not, this request does not fit.
+        if let Err(error) = self.alarm(alarm).await {
+            tracing::warn!(%error, "failed to raise the alarm NOSPACE");
+        }
+        Err(Error::NoSpace)
+    }
+}
+
+fn is_large(request: &RangeRequest) -> bool {
+    let bounded = (1..=SMALL_RANGE).contains(&request.limit) && request.sort_order == 0;
+    !request.range_end.is_empty() && (request.count_only || !bounded)
+}
+
+fn ops(request: &TxnRequest) -> impl Iterator<Item = &Op> {
+    let all = request.success.iter().chain(&request.failure);
+    all.filter_map(|op: &RequestOp| op.request.as_ref())
+}

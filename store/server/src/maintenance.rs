@@ -1,0 +1,196 @@
+//! The Maintenance service: status, alarms, hashes, snapshots, space, downgrades.
+//!
+//! Input: requests of operators. Output: responses with headers where etcd has them.
+
+use std::sync::atomic::Ordering;
+
+use mainstay_engine::Family;
+use mainstay_mvcc as mvcc;
+use mainstay_mvcc::Response;
+use mainstay_mvcc::buckets::{Bucket, names};
+use mainstay_mvcc::version::{SERVER_VERSION, Version};
+use mainstay_proto::etcdserverpb as pb;
+use mainstay_proto::etcdserverpb::downgrade_request::DowngradeAction;
+use mainstay_proto::membershippb::DowngradeInfoSetRequest;
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::kv::expect_response;
+use crate::version;
+
+impl Core {
+    /// How this member is, by what it knows itself.
+    pub fn status(&self) -> pb::StatusResponse {
+        let published = self.published.load_full();
+        let state = &published.state;
+        let usage = published.generation.engine().usage();
+        let mut errors = Vec::new();
+        let leader = self.leadership.leader();
+        if leader == 0 {
+            errors.push(Error::NoLeader.text().into_owned());
+        }
+        for alarm in state.alarms.list(pb::AlarmType::None) {
+            errors.push(alarm_text(&alarm));
+        }
+        pb::StatusResponse {
+            header: Some(self.header_at(state.revision)),
+            version: SERVER_VERSION.to_string(),
+            db_size: usage.total_bytes as i64,
+            leader,
+            raft_index: self.committed.load(Ordering::SeqCst),
+            raft_term: self.leadership.term(),
+            raft_applied_index: self.applied.get(),
+            errors,
+            db_size_in_use: usage.in_use_bytes as i64,
+            is_learner: self.is_learner(),
+            storage_version: self.storage_version().unwrap_or_default(),
+            db_size_quota: match self.config.quota_backend_bytes {
+                0 => crate::config::DEFAULT_QUOTA_BYTES,
+                bytes => bytes,
+            },
+            downgrade_info: Some(pb::DowngradeInfo {
+                enabled: state.downgrade.enabled,
+                target_version: state.downgrade.target_version.clone(),
+            }),
+        }
+    }
+
+    /// Lists, raises or takes back alarms.
+    pub async fn alarm(&self, request: pb::AlarmRequest) -> Result<pb::AlarmResponse> {
+        let request = pb::InternalRaftRequest { alarm: Some(request), ..Default::default() };
+        let mut response = expect_response!(self, self.propose(request).await?, Alarm);
+        response.header = Some(self.header());
+        Ok(response)
+    }
+
+    /// The alarms as this member has applied them.
+    pub fn alarms(&self) -> Vec<pb::AlarmMember> {
+        self.published.load().state.alarms.list(pb::AlarmType::None)
+    }
+
+    /// Starts to give back space, and answers at once: nothing stops meanwhile.
+    pub fn defragment(&self) -> Result<pb::DefragmentResponse> {
+        let reclaimed = self.published.load().generation.engine().reclaim();
+        self.guard(reclaimed.map_err(Error::from))?;
+        Ok(pb::DefragmentResponse::default())
+    }
+
+    /// The hash of everything on this member.
+    pub async fn hash(&self) -> Result<pb::HashResponse> {
+        let (hash, revision) =
+            self.read(true, |at| Ok((mvcc::hash_all(&*at.view)?, at.revision()))).await?;
+        Ok(pb::HashResponse { header: Some(self.header_at(revision)), hash })
+    }
+
+    /// The hash of the keys at a revision, 0 for now.
+    pub async fn hash_kv(&self, request: pb::HashKvRequest) -> Result<pb::HashKvResponse> {
+        let (hash, revision) = self.hash_at(request.revision).await?;
+        Ok(pb::HashKvResponse {
+            header: Some(self.header_at(revision)),
+            hash: hash.hash,
+            compact_revision: hash.compact_revision,
+            hash_revision: hash.hash_revision,
+        })
+    }
+
+    /// The hash of the keys at a revision, and the current revision. Hashes of compactions are
+    /// kept and given when their revision is asked for.
+    pub(crate) async fn hash_at(&self, revision: i64) -> Result<(mvcc::HashKv, i64)> {
+        if revision > 0
+            && let Some(kept) = self.hashes.of(revision).await
+        {
+            return Ok((kept, self.published.load().revision()));
+        }
+        self.read(true, move |at| Ok((mvcc::hash_kv(&*at.view, at.at(), revision)?, at.revision())))
+            .await
+    }
+
+    /// The storage version of this member's data, once it is decided.
+    pub fn storage_version(&self) -> Option<String> {
+        let published = self.published.load();
+        let key = Bucket::Meta.engine_key(names::STORAGE_VERSION);
+        let stored = published.view.get(Family::System, &key).map_err(Error::from);
+        let text = self.guard(stored).ok().flatten()?;
+        Some(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// The cluster version, once it is decided.
+    pub fn cluster_version(&self) -> Option<String> {
+        self.published.load().state.cluster_version.map(|version| version.to_string())
+    }
+
+    /// Checks, starts or stops a downgrade of the cluster.
+    pub async fn downgrade(&self, request: pb::DowngradeRequest) -> Result<pb::DowngradeResponse> {
+        let version = match DowngradeAction::try_from(request.action) {
+            Ok(DowngradeAction::Validate) => {
+                let target = version::parse_target(&request.version)
+                    .ok_or(Error::WrongDowngradeVersionFormat)?;
+                let current = self.published.load().state.cluster_version;
+                let current = current.ok_or(Error::ClusterVersionUnavailable)?;
+                self.check_downgrade(target).await?;
+                current
+            }
+            Ok(DowngradeAction::Enable) => {
+                let target = version::parse_target(&request.version)
+                    .ok_or(Error::WrongDowngradeVersionFormat)?;
+                self.check_downgrade(target).await?;
+                self.set_downgrade(true, target.to_string()).await?;
+                self.cluster_version_or_error()?
+            }
+            Ok(DowngradeAction::Cancel) => {
+                self.cancel_downgrade().await?;
+                self.cluster_version_or_error()?
+            }
+            Err(_) => return Err(Error::UnknownMethod),
+        };
+        Ok(pb::DowngradeResponse { header: Some(self.header()), version: version::short(version) })
+    }
+
+    fn cluster_version_or_error(&self) -> Result<Version> {
+        self.published.load().state.cluster_version.ok_or(Error::ClusterVersionUnavailable)
+    }
+
+    async fn check_downgrade(&self, target: Version) -> Result<()> {
+        // Whether one is under way must not be judged by an old state.
+        self.catch_up().await?;
+        let published = self.published.load();
+        let current = published.state.cluster_version.ok_or(Error::ClusterVersionUnavailable)?;
+        if !version::is_downgrade_step(current, target) {
+            return Err(Error::InvalidDowngradeTargetVersion);
+        }
+        if published.state.downgrade.enabled {
+            return Err(Error::DowngradeInProcess);
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn cancel_downgrade(&self) -> Result<()> {
+        self.catch_up().await?;
+        if !self.published.load().state.downgrade.enabled {
+            return Err(Error::NoInflightDowngrade);
+        }
+        self.set_downgrade(false, String::new()).await
+    }
+
+    async fn set_downgrade(&self, enabled: bool, ver: String) -> Result<()> {
+        let set = DowngradeInfoSetRequest { enabled, ver };
+        let request =
+            pb::InternalRaftRequest { downgrade_info_set: Some(set), ..Default::default() };
+        self.propose(request).await.map(drop)
+    }
+
+    /// Whether auth is on.
+    pub async fn auth_status(&self) -> Result<pb::AuthStatusResponse> {
+        let status = pb::AuthStatusRequest::default();
+        let request = pb::InternalRaftRequest { auth_status: Some(status), ..Default::default() };
+        let mut response = expect_response!(self, self.propose(request).await?, AuthStatus);
+        self.complete(&mut response.header);
+        Ok(response)
+    }
+}
+
+/// An alarm as Go prints the message, which is what operators see in a status.
+fn alarm_text(alarm: &pb::AlarmMember) -> String {
+    let kind = pb::AlarmType::try_from(alarm.alarm).map_or("UNKNOWN", |kind| kind.as_str_name());
+    format!("memberID:{} alarm:{kind} ", alarm.member_id)
+}

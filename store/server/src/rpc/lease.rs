@@ -1,0 +1,71 @@
+//! etcdserverpb.Lease.
+
+use std::sync::Arc;
+
+use futures_util::stream;
+use http::Request;
+use hyper::body::Incoming;
+use mainstay_proto::etcdserverpb as pb;
+
+use super::call::{Chunk, begin, unary, unary_requests};
+use super::methods::Method;
+use super::receive::Messages;
+use super::status::Status;
+use super::{Answer, Api};
+
+unary_requests! {
+    pb::LeaseGrantRequest => pb::LeaseGrantResponse,
+    pb::LeaseRevokeRequest => pb::LeaseRevokeResponse,
+    pb::LeaseTimeToLiveRequest => pb::LeaseTimeToLiveResponse,
+    pb::LeaseLeasesRequest => pb::LeaseLeasesResponse,
+}
+
+pub(super) fn grant(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::LeaseGrant, request, async |core, request: pb::LeaseGrantRequest| {
+        Ok(core.lease_grant(request).await?)
+    })
+}
+
+pub(super) fn revoke(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::LeaseRevoke, request, async |core, request: pb::LeaseRevokeRequest| {
+        Ok(core.lease_revoke(request).await?)
+    })
+}
+
+pub(super) fn time_to_live(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::LeaseTimeToLive, request, async |core, request| {
+        Ok(core.lease_time_to_live(request).await?)
+    })
+}
+
+pub(super) fn leases(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::LeaseLeases, request, async |core, _: pb::LeaseLeasesRequest| {
+        Ok(core.lease_leases())
+    })
+}
+
+/// One response for each request, in order; the stream ends when the client has sent its last one.
+pub(super) fn keep_alive(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    let api = api.clone();
+    Box::pin(async move {
+        let (messages, call) = match begin(&api, Method::LeaseKeepAlive, request) {
+            Ok(begun) => begun,
+            Err(refusal) => return refusal,
+        };
+        let renewals = stream::try_unfold((api, messages), |(api, mut messages)| async move {
+            let renewed = renew_next(&api, &mut messages).await?;
+            Ok(renewed.map(|chunk| (chunk, (api, messages))))
+        });
+        call.respond(Box::pin(renewals))
+    })
+}
+
+async fn renew_next(
+    api: &Api,
+    messages: &mut Messages<Incoming>,
+) -> Result<Option<Chunk>, Status> {
+    let Some(raw) = messages.next().await? else { return Ok(None) };
+    let request: pb::LeaseKeepAliveRequest = api.decode(Method::LeaseKeepAlive, raw)?;
+    let response = api.core.lease_keep_alive(request).await?;
+    Ok(Some(Chunk::one(&response)))
+}

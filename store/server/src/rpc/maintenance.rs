@@ -1,0 +1,100 @@
+//! etcdserverpb.Maintenance.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_util::stream;
+use http::Request;
+use hyper::body::Incoming;
+use mainstay_proto::etcdserverpb as pb;
+use tokio::sync::mpsc;
+
+use super::call::{Chunk, UnaryRequest, begin, unary, unary_requests};
+use super::methods::Method;
+use super::status::Status;
+use super::{Answer, Api};
+use crate::error::Result;
+
+unary_requests! {
+    pb::AlarmRequest => pb::AlarmResponse,
+    pb::DefragmentRequest => pb::DefragmentResponse,
+    pb::HashRequest => pb::HashResponse,
+    pb::HashKvRequest => pb::HashKvResponse,
+    pb::MoveLeaderRequest => pb::MoveLeaderResponse,
+    pb::DowngradeRequest => pb::DowngradeResponse,
+}
+
+impl UnaryRequest for pb::StatusRequest {
+    type Response = pb::StatusResponse;
+
+    fn served_by_learner(&self) -> bool {
+        true
+    }
+}
+
+pub(super) fn alarm(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::Alarm, request, async |core, request| Ok(core.alarm(request).await?))
+}
+
+pub(super) fn status(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::Status, request, async |core, _: pb::StatusRequest| Ok(core.status()))
+}
+
+pub(super) fn defragment(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::Defragment, request, async |core, _: pb::DefragmentRequest| {
+        tracing::info!("starting defragment");
+        let answer = core.defragment()?;
+        tracing::info!("finished defragment");
+        Ok(answer)
+    })
+}
+
+pub(super) fn hash(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::Hash, request, async |core, _: pb::HashRequest| Ok(core.hash().await?))
+}
+
+pub(super) fn hash_kv(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::HashKv, request, async |core, request| Ok(core.hash_kv(request).await?))
+}
+
+pub(super) fn move_leader(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::MoveLeader, request, async |core, request| {
+        Ok(core.move_leader(request).await?)
+    })
+}
+
+pub(super) fn downgrade(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    unary(api, Method::Downgrade, request, async |core, request| {
+        Ok(core.downgrade(request).await?)
+    })
+}
+
+pub(super) fn snapshot(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    let api = api.clone();
+    Box::pin(async move {
+        let (messages, call) = match begin(&api, Method::Snapshot, request) {
+            Ok(begun) => begun,
+            Err(refusal) => return refusal,
+        };
+        let pieces = match call.request::<pb::SnapshotRequest>(messages).await {
+            Ok(_) => api.core.snapshot().await.map_err(Status::from),
+            Err(status) => Err(status),
+        };
+        match pieces {
+            Ok(mut pieces) => {
+                tracing::info!("sending database snapshot to client");
+                call.respond(stream::poll_fn(move |context| next_piece(&mut pieces, context)))
+            }
+            Err(status) => call.refuse(status),
+        }
+    })
+}
+
+fn next_piece(
+    pieces: &mut mpsc::Receiver<Result<pb::SnapshotResponse>>,
+    context: &mut Context<'_>,
+) -> Poll<Option<Result<Chunk, Status>>> {
+    pieces
+        .poll_recv(context)
+        .map(|piece| piece.map(|piece| Ok(Chunk::one(&piece.map_err(Status::from)?))))
+}

@@ -1,0 +1,67 @@
+//! gRPC reflection, which real servers do not have; behind a flag.
+
+use std::sync::Arc;
+
+use http::Request;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use mainstay_net::BoxError;
+use tonic::codegen::Service;
+
+use super::Answer;
+
+type Serve = dyn Fn(Request<Incoming>) -> Answer + Send + Sync;
+
+/// The two versions of the reflection service.
+#[derive(Clone)]
+pub(crate) struct Reflection {
+    v1: Arc<Serve>,
+    v1alpha: Arc<Serve>,
+}
+
+impl Reflection {
+    /// Over the descriptors of etcd's services.
+    pub(crate) fn new() -> Result<Self, BoxError> {
+        let builder = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(mainstay_proto::DESCRIPTORS)
+        };
+        let v1 = builder().build_v1()?;
+        let v1alpha = builder().build_v1alpha()?;
+        Ok(Self { v1: serve(v1), v1alpha: serve(v1alpha) })
+    }
+
+    /// Answers a request of reflection; gives any other back.
+    pub(crate) fn call(&self, request: Request<Incoming>) -> Result<Answer, Request<Incoming>> {
+        match request.uri().path() {
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo" => Ok((self.v1)(request)),
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo" => {
+                Ok((self.v1alpha)(request))
+            }
+            _ => Err(request),
+        }
+    }
+}
+
+fn serve<S>(service: S) -> Arc<Serve>
+where
+    S: Service<
+            Request<Incoming>,
+            Response = http::Response<tonic::body::Body>,
+            Error = std::convert::Infallible,
+        > + Clone
+        + Send
+        + Sync
+        + 'static,
+    S::Future: Send + 'static,
+{
+    Arc::new(move |request| {
+        let answering = service.clone().call(request);
+        Box::pin(async move {
+            match answering.await {
+                Ok(response) => response.map(|body| body.map_err(BoxError::from).boxed_unsync()),
+                Err(never) => match never {},
+            }
+        })
+    })
+}

@@ -1,0 +1,122 @@
+//! etcdserverpb.Watch: the client's requests into the hub, the hub's frames to the client.
+//!
+//! A task reads the requests; the connection polls the frames. Frames come encoded and are copied
+//! once, into chunks that hold several.
+//! **Invariant:** the two directions do not wait for each other: a client that reads slowly can
+//! still cancel, and one that has half-closed goes on receiving, as with etcd.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::Stream;
+use http::Request;
+use hyper::body::Incoming;
+use mainstay_proto::etcdserverpb::WatchRequest;
+use mainstay_proto::etcdserverpb::watch_request::RequestUnion;
+use mainstay_watch::{CreateRequest, StreamClosed, WatchRequests, WatchResponses};
+use tokio::task::JoinHandle;
+
+use super::call::{Chunk, begin, put_header};
+use super::methods::Method;
+use super::receive::{HEADER, Messages};
+use super::status::Status;
+use super::{Answer, Api};
+use crate::error::{Code, Error};
+
+/// Frames are put together up to this size; a larger frame goes alone.
+const CHUNK: usize = 32 << 10;
+
+pub(super) fn watch(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+    let api = api.clone();
+    Box::pin(async move {
+        let (messages, call) = match begin(&api, Method::Watch, request) {
+            Ok(begun) => begun,
+            Err(refusal) => return refusal,
+        };
+        let (requests, responses) = api.core.watch.open();
+        let ender = call.ticket.ender();
+        let reader = tokio::spawn(async move {
+            if let Err(status) = read(&api, messages, requests).await {
+                ender.end(status);
+            }
+        });
+        call.respond(Frames { responses, reader: AbortOnDrop(reader) })
+    })
+}
+
+/// Gives requests to the hub until the client has sent its last one.
+async fn read(
+    api: &Api,
+    mut messages: Messages<Incoming>,
+    mut requests: WatchRequests,
+) -> Result<(), Status> {
+    while let Some(raw) = messages.next().await? {
+        // The hub keeps the keys for as long as the watcher lives: they must not keep a buffer of
+        // the connection with them.
+        let raw = Bytes::copy_from_slice(&raw);
+        let request: WatchRequest = api.decode(Method::Watch, raw)?;
+        let taken = match request.request_union {
+            Some(RequestUnion::CreateRequest(create)) => {
+                requests.create(CreateRequest::from(create)).await
+            }
+            Some(RequestUnion::CancelRequest(cancel)) => requests.cancel(cancel.watch_id).await,
+            Some(RequestUnion::ProgressRequest(_)) => requests.progress().await,
+            None => Ok(()),
+        };
+        if let Err(StreamClosed) = taken {
+            return Err(Error::Stopped.into());
+        }
+    }
+    Ok(())
+}
+
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The frames of a stream, in chunks.
+struct Frames {
+    responses: WatchResponses,
+    /// Ends with the stream.
+    #[expect(dead_code, reason = "held for its drop")]
+    reader: AbortOnDrop,
+}
+
+impl Stream for Frames {
+    type Item = Result<Chunk, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let first = match self.responses.poll_recv(context) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => return Poll::Ready(Some(Err(Error::Stopped.into()))),
+            Poll::Ready(Some(frame)) => frame,
+        };
+        let length = first.encoded_len();
+        if u32::try_from(length).is_err() {
+            return Poll::Ready(Some(Err(Status::new(
+                Code::ResourceExhausted,
+                format!("grpc: trying to send message larger than max ({length} vs. {})", u32::MAX),
+            ))));
+        }
+        let mut data = BytesMut::with_capacity(HEADER + length);
+        put_header(length, &mut data);
+        first.encode(&mut data);
+        let mut messages = 1;
+        while data.len() < CHUNK {
+            // When the stream has ended, the next poll finds it so again.
+            let Poll::Ready(Some(frame)) = self.responses.poll_recv(context) else { break };
+            let length = frame.encoded_len();
+            data.reserve(HEADER + length);
+            put_header(length, &mut data);
+            frame.encode(&mut data);
+            messages += 1;
+        }
+        Poll::Ready(Some(Ok(Chunk { data: data.freeze(), messages })))
+    }
+}

@@ -1,0 +1,194 @@
+//! Serving clients: the sockets of a member, from the moment that it is ready until it is drained.
+//!
+//! Input: a running [`Store`] and bound listeners. Output: gRPC and HTTP on the client port, and
+//! metrics with health on a port of their own, which answers before the member is ready.
+//! **Invariant:** clients are let in when the member is ready, not before: until then they wait in
+//! the backlog of the socket, as with etcd.
+//! **Invariant:** after [`drain`] no request is answered and nothing of the store runs any more.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use mainstay_net::{Body, Handler, Listener, Options, Server};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::core::Core;
+use crate::http::{HttpSide, Paths};
+use crate::rpc::{self, Api, ApiOptions};
+use crate::store::Store;
+
+/// What the serving side is told.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// Largest entry of the log; a message may be half a MiB larger.
+    pub max_request_bytes: usize,
+    /// Streams that one connection may have open.
+    pub max_concurrent_streams: u32,
+    /// Time between pings to an idle client; `None`: never.
+    pub keepalive_interval: Option<Duration>,
+    /// How long a ping may stay unanswered.
+    pub keepalive_timeout: Duration,
+    /// Whether gRPC reflection is served.
+    pub reflection: bool,
+    /// Whether durations of calls are measured.
+    pub extensive_metrics: bool,
+    /// Unary requests that take longer are logged.
+    pub slow_request: Duration,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        let net = Options::default();
+        Self {
+            max_request_bytes: 3 << 19,
+            max_concurrent_streams: net.max_concurrent_streams,
+            keepalive_interval: net.keepalive_interval,
+            keepalive_timeout: net.keepalive_timeout,
+            reflection: false,
+            extensive_metrics: false,
+            slow_request: Duration::from_millis(300),
+        }
+    }
+}
+
+/// Why a store cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot serve the store: {0}; a store is served once")]
+pub struct ServeError(#[source] mainstay_net::BoxError);
+
+/// The sockets of a member at work.
+pub struct Serving {
+    api: Arc<Api>,
+    stop: watch::Sender<Option<Duration>>,
+    servers: Vec<JoinHandle<()>>,
+    leader: JoinHandle<()>,
+}
+
+impl Serving {
+    /// Starts to serve. With `clients_http` the client listeners speak gRPC only.
+    pub fn start(
+        store: &Store,
+        clients: Vec<Listener>,
+        clients_http: Vec<Listener>,
+        metrics: Vec<Listener>,
+        options: ServeOptions,
+    ) -> Result<Self, ServeError> {
+        let core = store.core();
+        let api_options = ApiOptions {
+            max_request_bytes: options.max_request_bytes,
+            extensive_metrics: options.extensive_metrics,
+            slow_request: options.slow_request,
+            reflection: options.reflection,
+        };
+        let api = Arc::new(Api::new(core.clone(), &api_options).map_err(ServeError)?);
+        let http = Arc::new(HttpSide::new(core.clone()).map_err(ServeError)?);
+        let net = Options {
+            max_concurrent_streams: options.max_concurrent_streams,
+            keepalive_interval: options.keepalive_interval,
+            keepalive_timeout: options.keepalive_timeout,
+            ..Options::default()
+        };
+        let traffic = if clients_http.is_empty() { Traffic::Both } else { Traffic::Grpc };
+        let stop = watch::Sender::new(None);
+        let mut servers = Vec::new();
+        for (listeners, traffic) in
+            [(clients, traffic), (clients_http, Traffic::Http), (metrics, Traffic::Metrics)]
+        {
+            if listeners.is_empty() {
+                continue;
+            }
+            let wait_for = (traffic != Traffic::Metrics).then(|| core.clone());
+            let handler = Arc::new(Front { api: api.clone(), http: http.clone(), traffic });
+            let serving = serve(listeners, handler, net.clone(), wait_for, stop.subscribe());
+            servers.push(tokio::spawn(serving));
+        }
+        let leader = tokio::spawn(api.watch_leader());
+        Ok(Self { api, stop, servers, leader })
+    }
+
+    /// Ends all streams with `Unavailable`; clients go to another member.
+    pub fn end_streams(&self) {
+        self.api.drain();
+    }
+
+    /// Ends streams, lets no new request in, waits for those that run, and cuts what is left at
+    /// the deadline.
+    pub async fn shutdown(self, deadline: Duration) {
+        self.end_streams();
+        self.leader.abort();
+        self.stop.send_replace(Some(deadline));
+        for server in self.servers {
+            // A panic in there was reported there.
+            let _ = server.await;
+        }
+    }
+}
+
+/// Ends a member without loss to its clients: another member becomes leader first, streams are
+/// told to go elsewhere, running requests get their answers, and the store ends last.
+pub async fn drain(store: Store, serving: Serving, deadline: Duration) {
+    if tokio::time::timeout(deadline, store.hand_over()).await.is_err() {
+        tracing::warn!("leadership was not handed over in time");
+    }
+    serving.shutdown(deadline).await;
+    store.shutdown().await;
+}
+
+async fn serve(
+    listeners: Vec<Listener>,
+    handler: Arc<dyn Handler>,
+    options: Options,
+    wait_for: Option<Arc<Core>>,
+    mut stop: watch::Receiver<Option<Duration>>,
+) {
+    if let Some(core) = wait_for {
+        let mut ready = core.ready();
+        tokio::select! {
+            ready = ready.wait_for(|ready| *ready) => if ready.is_err() { return },
+            _ = stop.wait_for(Option::is_some) => return,
+        }
+    }
+    let server = Server::start(listeners, handler, options);
+    let deadline = match stop.wait_for(Option::is_some).await {
+        Ok(deadline) => deadline.unwrap_or_default(),
+        // Nobody is left who could set one.
+        Err(_) => Duration::ZERO,
+    };
+    server.shutdown(deadline).await;
+}
+
+/// What comes in through a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Traffic {
+    Both,
+    Grpc,
+    Http,
+    Metrics,
+}
+
+/// Splits gRPC from HTTP.
+struct Front {
+    api: Arc<Api>,
+    http: Arc<HttpSide>,
+    traffic: Traffic,
+}
+
+impl Handler for Front {
+    fn call(
+        &self,
+        request: Request<Incoming>,
+    ) -> Pin<Box<dyn Future<Output = Response<Body>> + Send + 'static>> {
+        let paths = match self.traffic {
+            Traffic::Both if rpc::is_grpc(&request) => return rpc::answer(&self.api, request),
+            Traffic::Grpc => return rpc::answer_grpc_only(&self.api, request),
+            Traffic::Both | Traffic::Http => Paths::Client,
+            Traffic::Metrics => Paths::Metrics,
+        };
+        let http = self.http.clone();
+        Box::pin(async move { http.answer(paths, &request).await })
+    }
+}
