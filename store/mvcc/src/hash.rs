@@ -75,7 +75,8 @@ pub fn hash_all(view: &dyn View) -> Result<u32, Fatal> {
 ///
 /// Rows behind `from` count all. Of those up to `from`, only what is still the newest of its key
 /// at `to` counts. If there is nothing of that kind at all, everything that the compaction to
-/// `from` keeps counts.
+/// `from` keeps counts. A tombstone up to `from` never does, not even the one exactly at `from`
+/// that a compaction keeps: servers before 3.5.16 deleted it.
 struct HashPass<'v> {
     view: &'v dyn View,
     from: i64,
@@ -103,14 +104,12 @@ impl HashPass<'_> {
             if decoded.revision.main > self.from {
                 break;
             }
-            if !(decoded.tombstone && decoded.revision.main == self.from) {
-                bytes += rows.value().len();
-                group.push(Row {
-                    key: Bytes::copy_from_slice(rows.key()),
-                    value: Bytes::copy_from_slice(rows.value()),
-                    decoded,
-                });
-            }
+            bytes += rows.value().len();
+            group.push(Row {
+                key: Bytes::copy_from_slice(rows.key()),
+                value: Bytes::copy_from_slice(rows.value()),
+                decoded,
+            });
             if group.len() >= GROUP || bytes >= GROUP_BYTES {
                 hash = self.feed(hash, &mut group, &mut kept)?;
                 bytes = 0;

@@ -1,8 +1,10 @@
 //! Crashes at any point: what was flushed is a prefix of the batches, and replaying the log over
 //! it ends in the same content as if nothing had happened.
 
-use mainstay_engine::{Engine, Family, MemEngine};
-use mainstay_mvcc::{Limits, StateMachine};
+use mainstay_engine::{Batch, Engine, Family, MemEngine};
+use mainstay_mvcc::buckets::{Bucket, names};
+use mainstay_mvcc::keys::revision_bytes;
+use mainstay_mvcc::{Limits, Revision, StateMachine};
 use proptest::prelude::*;
 
 use crate::store::{Store, rows};
@@ -80,4 +82,23 @@ proptest! {
         }
         prop_assert_eq!(machine.status(), expected.state());
     }
+}
+
+/// A restore with `--bump-revision --mark-compacted` leaves such a mark, and an old server one whose
+/// last rows its compaction has deleted.
+#[test]
+fn a_scheduled_compaction_behind_the_last_row_is_the_current_revision() {
+    let mut store = Store::new();
+    store.put("a", "1");
+    let mut batch = Batch::new();
+    let key = Bucket::Meta.engine_key(names::SCHEDULED_COMPACT);
+    batch.put(Family::System, key, revision_bytes(Revision::first(50)).to_vec());
+    store.engine.write(batch).unwrap();
+    store.reopen();
+    assert_eq!((store.state().revision, store.state().compacted), (50, 50));
+    assert_eq!(store.slice(10), Some(50));
+    store.reopen();
+    assert_eq!((store.state().revision, store.state().compacted), (50, 50));
+    store.put("a", "2");
+    assert_eq!(store.state().revision, 51);
 }
