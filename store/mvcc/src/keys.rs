@@ -2,7 +2,7 @@
 //!
 //! | family | key | value |
 //! |---|---|---|
-//! | Key | `BE main` `_` `BE sub` [`t`] | `mvccpb.KeyValue` as etcd writes it |
+//! | Key | `BE main` `_` `BE sub` (`t`) | `mvccpb.KeyValue` as etcd writes it |
 //! | Index | user key | [`IndexEntry`], 41 bytes |
 //! | History | escaped user key, `BE main`, `BE sub` | one byte: 1 for a tombstone, else 0 |
 //! | LeaseKey | `BE lease id`, user key | empty |
