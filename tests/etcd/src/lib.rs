@@ -6,6 +6,7 @@
 
 pub mod client;
 pub mod fuzz;
+pub mod killloop;
 pub mod matrix;
 pub mod member;
 pub mod ops;
