@@ -2,6 +2,10 @@
 //! and against real etcd.
 #![allow(clippy::unwrap_used)]
 
+mod endpoints;
+mod etcd;
 mod fake;
+mod real_cluster;
+mod same_answers;
 mod snapshots;
 mod streams;
