@@ -53,6 +53,8 @@ pub trait Host: Send + Sync + 'static {
 
     /// Takes an incoming MsgSnap with its database file: stores and checks the file, prepares the
     /// engine, and only then steps the message. The sender learns success when this returns `Ok`.
+    /// It runs to its end also when the sender is gone: then the body ends in an error. Several may
+    /// run at the same time; refusing is always right, because a leader tries again.
     fn stage_snapshot(
         &self,
         message: Message,

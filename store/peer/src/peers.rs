@@ -136,11 +136,14 @@ impl Peers {
     /// Notes where somebody who is not a known member can be reached.
     pub fn add_remote<S: AsRef<str>>(&self, id: u64, urls: &[S]) -> Result<(), UrlError> {
         let urls = parse_urls(urls)?;
+        let Some(host) = self.host() else { return Ok(()) };
+        // Asked before the lock is taken: the host may look at its peers.
+        if id == self.local() || host.is_removed(id) {
+            return Ok(());
+        }
         let mut state = self.write();
-        let Some(host) = state.host.clone() else { return Ok(()) };
         let known = state.peers.contains_key(&id) || state.remotes.contains_key(&id);
-        let room = state.remotes.len() < MAX_REMOTES;
-        if id == self.local() || known || !room || host.is_removed(id) {
+        if known || state.stopped || state.remotes.len() >= MAX_REMOTES {
             return Ok(());
         }
         tracing::info!(peer = %hex(id), ?urls, "added new remote peer");

@@ -199,7 +199,11 @@ async fn take_snapshot(
             })
             .boxed(),
     };
-    match context.host.stage_snapshot(message, body).await {
+    // A task of its own: when the sender's connection breaks, this handler is dropped where it
+    // stands, and the staging must not be. It sees an error in the body instead.
+    let staging = shared.runtime.spawn(context.host.stage_snapshot(message, body));
+    let staged = staging.await.unwrap_or_else(|error| Err(StageError::Save(error.to_string())));
+    match staged {
         Ok(()) => {
             row.snapshots_received.increment();
             row.snapshot_receive_seconds.observe(started.elapsed());

@@ -183,5 +183,17 @@ async fn a_database_that_breaks_off_is_not_staged() {
     body.extend_from_slice(&[7; 1000]);
     post(&b, &body, body.len() + 1).await;
     b.next(|event| if event == Event::StageFailed { Some(()) } else { None }).await;
+    // A sender that vanishes altogether leaves no staging behind that never ends.
+    let head = format!(
+        "POST /raft/snapshot HTTP/1.1\r\nHost: x\r\nX-Server-Version: 3.7.3\r\n\
+         X-Etcd-Cluster-ID: {CLUSTER:x}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(b.address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&body).await.unwrap();
+    until("it has begun", || b.peers.metrics().of(0).snapshots_receiving.get() > 0).await;
+    drop(stream);
+    b.next(|event| if event == Event::StageFailed { Some(()) } else { None }).await;
     assert_eq!(b.peers.metrics().of(0).snapshots_received.get(), 0);
 }
