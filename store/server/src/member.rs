@@ -135,6 +135,8 @@ impl Member {
         });
         let system = |doing| move |source| StartError::System { doing, source };
 
+        // Before the apply thread, which from then on is the one that changes them.
+        network.set_members(&state);
         let (work, inbox) = mpsc::channel();
         let (jobs, todo) = mpsc::channel();
         let sink = CoreSink { core: core.clone(), work };
@@ -169,7 +171,6 @@ impl Member {
 
         let mut tasks = vec![runtime.spawn(tasks::run(core.clone()))];
         if let Some(peers) = network.peers() {
-            network.set_members(&state);
             peers.start(Arc::new(PeerHost { core: core.clone(), staged }));
             for remote in remotes.iter().filter(|remote| remote.id != own) {
                 if let Err(error) = peers.add_remote(remote.id, &remote.peer_urls) {
