@@ -48,9 +48,15 @@ use crate::snapshot::StagedSnapshots;
 use crate::watch_view::WatchView;
 use crate::{background, tasks};
 
-/// A member that runs.
+/// A member that runs. Dropped without [`Member::shutdown`] it ends by itself soon after, with
+/// nothing flushed.
 pub(crate) struct Member {
     pub(crate) core: Arc<Core>,
+    running: Option<Running>,
+}
+
+/// What has to be ended.
+struct Running {
     raft: Handle,
     apply: JoinHandle<()>,
     background: Vec<JoinHandle<()>>,
@@ -179,44 +185,16 @@ impl Member {
             }
             tasks.push(runtime.spawn(peer_port::serve(core.clone(), listeners, peers.service())));
         }
-        Ok(Self { core, raft, apply, background, watch, tasks })
+        let running = Some(Running { raft, apply, background, watch, tasks });
+        Ok(Self { core, running })
     }
 
     /// Hands leadership over if this member leads, then ends everything.
-    pub(crate) async fn shutdown(self) {
+    pub(crate) async fn shutdown(mut self) {
         self.hand_over().await;
         self.core.stop.stop(StopReason::Shutdown);
-        self.end().await;
-    }
-
-    /// Ends the threads in their order. The log has all that is to be kept; a flush now saves the
-    /// next start the replay.
-    pub(crate) async fn end(self) {
-        let Self { core, raft, apply, background, watch, tasks } = self;
-        core.reads.stop();
-        core.network.stop();
-        raft.stop();
-        let ending = tokio::task::spawn_blocking(move || {
-            raft.join();
-            // A panic in there was reported there.
-            let _ = apply.join();
-            for thread in background {
-                let _ = thread.join();
-            }
-            drop(watch);
-        });
-        let _ = ending.await;
-        for task in tasks {
-            task.abort();
-            let _ = task.await;
-        }
-        let fatal = matches!(core.stop.reason(), Some(StopReason::Fatal(_)));
-        if !fatal {
-            let generation = core.published.load().generation.clone();
-            let flushed = tokio::task::spawn_blocking(move || generation.engine().flush()).await;
-            if let Ok(Err(error)) = flushed {
-                tracing::warn!(%error, "the engine could not be flushed; the next start replays");
-            }
+        if let Some(running) = self.running.take() {
+            end(&self.core, running).await;
         }
     }
 
@@ -242,6 +220,51 @@ impl Member {
                 }
             }
         }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            self.core.stop.stop(StopReason::Shutdown);
+            stop(&self.core, &running);
+        }
+    }
+}
+
+/// Tells everything to end.
+fn stop(core: &Core, running: &Running) {
+    core.reads.stop();
+    core.network.stop();
+    running.raft.stop();
+}
+
+/// Ends the threads in their order. The log has all that is to be kept; a flush at the end saves
+/// the next start the replay.
+async fn end(core: &Core, running: Running) {
+    stop(core, &running);
+    let Running { raft, apply, background, watch, tasks } = running;
+    let ending = tokio::task::spawn_blocking(move || {
+        raft.join();
+        // A panic in there was reported there.
+        let _ = apply.join();
+        for thread in background {
+            let _ = thread.join();
+        }
+        drop(watch);
+    });
+    let _ = ending.await;
+    for task in tasks {
+        task.abort();
+        let _ = task.await;
+    }
+    if matches!(core.stop.reason(), Some(StopReason::Fatal(_))) {
+        return;
+    }
+    let generation = core.published.load().generation.clone();
+    let flushed = tokio::task::spawn_blocking(move || generation.engine().flush()).await;
+    if let Ok(Err(error)) = flushed {
+        tracing::warn!(%error, "the engine could not be flushed; the next start replays the log");
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn show_logs() {
 /// Starts a member that is alone and waits until it serves.
 pub(crate) async fn open(config: StoreConfig) -> Store {
     show_logs();
-    let store = Store::open(config).await.unwrap();
+    let store = Builder::new(config).open().await.unwrap();
     ready(&store).await;
     store
 }
@@ -174,7 +174,7 @@ impl Cluster {
     }
 
     pub(crate) async fn try_restart(&self, name: &str) -> Result<Store, StartError> {
-        Store::open(self.config(name, ClusterState::New)).await
+        Builder::new(self.config(name, ClusterState::New)).open().await
     }
 
     /// Adds a member to the cluster and starts it.

@@ -5,7 +5,9 @@ use std::time::Duration;
 use crate::common::{config, copy_dir, durable_engine, get, local, open, put, until, value};
 use bytes::Bytes;
 use mainstay_proto::etcdserverpb as pb;
-use mainstay_store::{Code, EngineKind, Error, InitialCluster, StartError, Store, StoreConfig};
+use mainstay_store::{
+    Builder, Code, EngineKind, Error, InitialCluster, StartError, Store, StoreConfig,
+};
 
 async fn memory() -> (tempfile::TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
@@ -381,7 +383,7 @@ async fn a_stopped_store_answers_that_it_stopped() {
 }
 
 async fn refusal(config: StoreConfig) -> StartError {
-    match Store::open(config).await {
+    match Builder::new(config).open().await {
         Ok(_) => panic!("the member started"),
         Err(error) => error,
     }
