@@ -57,12 +57,8 @@ pub(super) struct Checks {
 }
 
 const LIVEZ: &[Check] = &[Check::SerializableRead];
-const READYZ: &[Check] = &[
-    Check::DataCorruption,
-    Check::SerializableRead,
-    Check::LinearizableRead,
-    Check::NonLearner,
-];
+const READYZ: &[Check] =
+    &[Check::DataCorruption, Check::SerializableRead, Check::LinearizableRead, Check::NonLearner];
 
 /// The checks and what is counted of them.
 pub(super) struct HealthChecks {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
-use mainstay_mvcc::SERVER_VERSION;
-use mainstay_net::{BoxError, Body, full};
+use mainstay_mvcc::version::SERVER_VERSION;
+use mainstay_net::{Body, BoxError, full};
 
 use self::health::HealthChecks;
 use self::query::Query;
@@ -48,11 +48,7 @@ impl HttpSide {
     }
 
     /// Answers a request. Its body is of no interest to any path.
-    pub(crate) async fn answer(
-        &self,
-        paths: Paths,
-        request: &Request<Incoming>,
-    ) -> Response<Body> {
+    pub(crate) async fn answer(&self, paths: Paths, request: &Request<Incoming>) -> Response<Body> {
         let query = Query::parse(request.uri().query().unwrap_or_default());
         let all = paths == Paths::Client;
         match request.uri().path() {

@@ -422,10 +422,8 @@ mod tests {
 
     #[test]
     fn frames_are_a_flag_a_length_and_the_message() {
-        let message = mainstay_proto::etcdserverpb::RangeRequest {
-            key: "abc".into(),
-            ..Default::default()
-        };
+        let message =
+            mainstay_proto::etcdserverpb::RangeRequest { key: "abc".into(), ..Default::default() };
         assert_eq!(&encode(&message)[..], b"\0\0\0\0\x05\x0a\x03abc");
     }
 }

@@ -75,11 +75,7 @@ pub(super) fn watch(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
 }
 
 /// The state to tell: now at first, then after each change.
-async fn next_state(
-    draining: &mut watch::Receiver<bool>,
-    first: bool,
-    known: bool,
-) -> Option<i32> {
+async fn next_state(draining: &mut watch::Receiver<bool>, first: bool, known: bool) -> Option<i32> {
     if first {
         let now = status(*draining.borrow_and_update());
         return Some(if known { now } else { SERVICE_UNKNOWN });

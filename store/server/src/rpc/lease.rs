@@ -60,10 +60,7 @@ pub(super) fn keep_alive(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     })
 }
 
-async fn renew_next(
-    api: &Api,
-    messages: &mut Messages<Incoming>,
-) -> Result<Option<Chunk>, Status> {
+async fn renew_next(api: &Api, messages: &mut Messages<Incoming>) -> Result<Option<Chunk>, Status> {
     let Some(raw) = messages.next().await? else { return Ok(None) };
     let request: pb::LeaseKeepAliveRequest = api.decode(Method::LeaseKeepAlive, raw)?;
     let response = api.core.lease_keep_alive(request).await?;

@@ -158,9 +158,9 @@ mod tests {
     fn the_table_agrees_with_the_protocol() {
         let set = prost_types::FileDescriptorSet::decode(mainstay_proto::DESCRIPTORS).unwrap();
         let mut declared = 0;
-        for file in set.file {
-            for service in file.service {
-                for method in service.method {
+        for file in &set.file {
+            for service in &file.service {
+                for method in &service.method {
                     declared += 1;
                     let path = format!("/{}.{}/{}", file.package(), service.name(), method.name());
                     let found = Method::find(&path).unwrap_or_else(|| panic!("{path} is missing"));
@@ -187,7 +187,10 @@ mod tests {
 
     #[test]
     fn unknown_names_are_answered_as_grpc_does() {
-        assert_eq!(unknown("/etcdserverpb.KV/Get"), "unknown method Get for service etcdserverpb.KV");
+        assert_eq!(
+            unknown("/etcdserverpb.KV/Get"),
+            "unknown method Get for service etcdserverpb.KV"
+        );
         assert_eq!(unknown("/a.B/C"), "unknown service a.B");
         assert_eq!(unknown("/a"), "malformed method name: \"/a\"");
     }

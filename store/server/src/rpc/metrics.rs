@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
+};
 
 use super::methods::{Kind, Method};
 use super::status::CODE_NAMES;
@@ -72,7 +74,8 @@ const METHOD_LABELS: [&str; 3] = ["grpc_type", "grpc_service", "grpc_method"];
 
 impl Collectors {
     fn new(extensive: bool) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| IntCounterVec::new(Opts::new(name, help), &METHOD_LABELS);
+        let counter =
+            |name: &str, help: &str| IntCounterVec::new(Opts::new(name, help), &METHOD_LABELS);
         let handled = Opts::new(
             "grpc_server_handled_total",
             "Total number of RPCs completed on the server, regardless of success or failure.",

@@ -119,7 +119,10 @@ pub(crate) fn answer(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     if request.method() != HttpMethod::POST {
         let mut response = Status::new(
             Code::Internal,
-            format!("Received a HEADERS frame with :method {:?} which should be POST", request.method().as_str()),
+            format!(
+                "Received a HEADERS frame with :method {:?} which should be POST",
+                request.method().as_str()
+            ),
         )
         .into_response();
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
@@ -174,9 +177,7 @@ pub(crate) fn answer(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
         Method::UserChangePassword => {
             auth::refuse::<pb::AuthUserChangePasswordRequest>(api, method, request)
         }
-        Method::UserGrantRole => {
-            auth::refuse::<pb::AuthUserGrantRoleRequest>(api, method, request)
-        }
+        Method::UserGrantRole => auth::refuse::<pb::AuthUserGrantRoleRequest>(api, method, request),
         Method::UserRevokeRole => {
             auth::refuse::<pb::AuthUserRevokeRoleRequest>(api, method, request)
         }

@@ -216,7 +216,7 @@ mod tests {
         pieces: Vec<Vec<u8>>,
         headers: &HeaderMap,
         limits: ReceiveLimits,
-    ) -> Messages<impl Body<Data = Bytes> + Unpin> {
+    ) -> Messages<impl Body<Data = Bytes> + Unpin + use<>> {
         let pieces = pieces.into_iter().map(|p| Piece::Ok(http_body::Frame::data(p.into())));
         let body = StreamBody::new(futures_util::stream::iter(pieces));
         Messages::new(body, headers, Arc::new(limits))
@@ -245,13 +245,10 @@ mod tests {
             }
             pieces.push(bytes);
             let mut messages = messages(pieces, &HeaderMap::new(), small_limits(40));
-            let found = run(async {
-                let mut found = Vec::new();
-                while let Some(message) = messages.next().await.unwrap() {
-                    found.push(message.to_vec());
-                }
-                found
-            });
+            let mut found = Vec::new();
+            while let Some(message) = run(messages.next()).unwrap() {
+                found.push(message.to_vec());
+            }
             prop_assert_eq!(found, payloads);
         }
     }
@@ -278,7 +275,11 @@ mod tests {
         let none = HeaderMap::new();
         let cases = [
             (frame(1, b"x"), &none, "grpc: compressed flag set with identity or empty encoding"),
-            (frame(1, b"x"), &gzip, "grpc: Decompressor is not installed for grpc-encoding \"gzip\""),
+            (
+                frame(1, b"x"),
+                &gzip,
+                "grpc: Decompressor is not installed for grpc-encoding \"gzip\"",
+            ),
             (frame(7, b"x"), &none, "grpc: received unexpected payload format 7"),
             (frame(0, b"xyz")[..6].to_vec(), &none, "unexpected EOF"),
             (Vec::new(), &none, "grpc: the call ended without a request message"),
@@ -293,9 +294,9 @@ mod tests {
     async fn a_body_that_does_not_come_ends_the_call() {
         let silence = futures_util::stream::pending::<Piece>();
         let started = StreamBody::new(futures_util::StreamExt::chain(
-            futures_util::stream::iter([Piece::Ok(http_body::Frame::data(Bytes::from_static(
-                &[0, 0, 0, 0, 9, 1],
-            )))]),
+            futures_util::stream::iter([Piece::Ok(http_body::Frame::data(Bytes::from_static(&[
+                0, 0, 0, 0, 9, 1,
+            ])))]),
             silence,
         ));
         let limits = Arc::new(ReceiveLimits::new(0));

@@ -220,7 +220,8 @@ mod tests {
 
     #[test]
     fn values_are_not_shown() {
-        let put = pb::PutRequest { key: "k\n".into(), value: "secret".into(), ..Default::default() };
+        let put =
+            pb::PutRequest { key: "k\n".into(), value: "secret".into(), ..Default::default() };
         let request = pb::TxnRequest {
             success: vec![pb::RequestOp { request: Some(Op::RequestPut(put)) }],
             ..Default::default()

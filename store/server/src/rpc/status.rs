@@ -72,7 +72,8 @@ impl Status {
 
     /// A response that is nothing but this status.
     pub(crate) fn into_response(self) -> Response<Body> {
-        let mut response = grpc_response(Empty::new().map_err(|never| match never {}).boxed_unsync());
+        let mut response =
+            grpc_response(Empty::new().map_err(|never| match never {}).boxed_unsync());
         self.write(response.headers_mut());
         response
     }
