@@ -45,6 +45,7 @@ pub(crate) struct Member {
     pub(crate) lost_reads: Vec<u64>,
     pub(crate) never_lead: bool,
     stops_at: Option<u64>,
+    next_read: u64,
 }
 
 struct Flight {
@@ -59,6 +60,7 @@ pub(crate) struct World {
     pub(crate) loss: u32,
     pub(crate) duplication: u32,
     pub(crate) delay: u64,
+    pub(crate) snapshot_delay: u64,
     pub(crate) apply_delay: u64,
     /// Chance to crash between two steps of handling a Ready.
     pub(crate) crash: u32,
@@ -71,6 +73,7 @@ pub(crate) struct World {
 pub(crate) struct Seen {
     pub(crate) leaders: u64,
     pub(crate) snapshots: u64,
+    pub(crate) sent_snapshots: u64,
     pub(crate) reads: u64,
     pub(crate) crashes: u64,
     pub(crate) changes: u64,
@@ -87,7 +90,6 @@ pub(crate) struct Cluster {
     pub(crate) config: fn(u64) -> Config,
     pub(crate) seen: Seen,
     network: Vec<Flight>,
-    next_read: u64,
 }
 
 fn default_config(id: u64) -> Config {
@@ -111,7 +113,6 @@ impl Cluster {
             config,
             seen: Seen::default(),
             network: Vec::new(),
-            next_read: 0,
         };
         let members: Vec<_> = (1..=founders).map(|id| (id, Bytes::new())).collect();
         let (entries, state) = bootstrap(&members);
@@ -144,6 +145,7 @@ impl Cluster {
             lost_reads: Vec::new(),
             never_lead: false,
             stops_at: None,
+            next_read: 0,
         };
         self.members.insert(id, member);
         self.start(id);
@@ -170,6 +172,7 @@ impl Cluster {
         member.inputs.clear();
         member.to_apply.clear();
         member.reads.clear();
+        member.next_read = 0;
     }
 
     pub(crate) fn start(&mut self, id: u64) {
@@ -350,8 +353,10 @@ impl Cluster {
 
     /// Asks for a read and remembers what it must see.
     pub(crate) fn read(&mut self, id: u64) -> Result<u64, Refused> {
-        self.next_read += 1;
-        let (context, floor) = (self.next_read, self.truth.highest());
+        // Contexts repeat on every member and in every life.
+        let floor = self.truth.highest();
+        self.member(id).next_read += 1;
+        let context = self.members[&id].next_read;
         let result = refused(self.node(id).step(Input::ReadIndex(context)));
         if result.is_ok() {
             self.member(id).reads.insert(context, floor);
@@ -472,6 +477,7 @@ impl Cluster {
             assert_ne!(message.to(), message.from());
             let kind = message.r#type();
             assert_eq!(state.is_some(), kind == MessageType::MsgSnap);
+            self.seen.sent_snapshots += u64::from(state.is_some());
             // Snapshots do not get lost without a word.
             let lost = state.is_none() && self.rng.random_ratio(self.world.loss, 1_000);
             if lost {
@@ -482,7 +488,8 @@ impl Cluster {
             let twice = !once && self.rng.random_ratio(self.world.duplication, 1_000);
             let bytes = message.encode_to_vec();
             for _ in 0..1 + u32::from(twice) {
-                let at = self.now + 1 + self.rng.random_range(0..=self.world.delay);
+                let extra = if state.is_some() { self.world.snapshot_delay } else { 0 };
+                let at = self.now + 1 + extra + self.rng.random_range(0..=self.world.delay);
                 self.network.push(Flight { at, message: bytes.clone(), state: state.clone() });
             }
         }

@@ -57,6 +57,7 @@ fn run(seed: u64) -> Seen {
         loss: rng.random_range(0..100),
         duplication: rng.random_range(0..50),
         delay: rng.random_range(0..8),
+        snapshot_delay: rng.random_range(0..50),
         apply_delay: rng.random_range(0..6),
         crash: if rng.random_ratio(1, 2) { 2 } else { 0 },
         batching: if rng.random_ratio(1, 2) { 500 } else { 0 },

@@ -7,7 +7,7 @@ use mainstay_consensus::{Config, Fatal, Input, Node, Refused, Role, Start, boots
 use mainstay_proto::raftpb::ConfChangeType::{
     ConfChangeAddLearnerNode, ConfChangeAddNode, ConfChangeRemoveNode, ConfChangeUpdateNode,
 };
-use mainstay_proto::raftpb::{Entry, EntryType, HardState, Message, MessageType};
+use mainstay_proto::raftpb::{ConfState, Entry, EntryType, HardState, Message, MessageType};
 use prost::Message as _;
 
 use crate::cluster::{Cluster, TICK, World, fatal};
@@ -157,6 +157,34 @@ fn a_laggard_gets_a_snapshot_and_then_entries() {
     cluster.start(laggard);
     cluster.level();
     assert_eq!(cluster.seen.snapshots, 1);
+}
+
+#[test]
+fn entries_behind_a_snapshot_under_way_stay() {
+    let mut cluster = Cluster::with(6, 3, forgetful);
+    let leader = cluster.settle();
+    let laggard = follower(&cluster, leader);
+    cluster.isolate(laggard);
+    let write = |cluster: &mut Cluster, from: u64| {
+        for n in from..from + 30 {
+            cluster.propose(leader, &[Bytes::from(format!("put {n}"))]).unwrap();
+            cluster.run(5);
+        }
+    };
+    write(&mut cluster, 0);
+    cluster.cut.clear();
+    cluster.world.snapshot_delay = 400;
+    cluster.run_until("snapshot", |c| c.seen.sent_snapshots == 1);
+    write(&mut cluster, 100);
+    assert_eq!(cluster.seen.snapshots, 0);
+    cluster.level();
+    assert_eq!((cluster.seen.sent_snapshots, cluster.seen.snapshots), (1, 1));
+    // And go some time later.
+    write(&mut cluster, 200);
+    let held = cluster.node(leader).first_index();
+    cluster.run(310 * TICK);
+    write(&mut cluster, 300);
+    assert!(cluster.node(leader).first_index() > held + 60);
 }
 
 #[test]
@@ -321,6 +349,86 @@ fn a_member_that_lost_its_log_ends() {
 fn nothing_is_applied_before_it_is_committed() {
     let result = blank(2).step(Input::Applied { index: 1, conf_changes: Vec::new() });
     assert!(matches!(fatal(result), Fatal::AppliedAhead { applied: 1, committed: 0 }));
+}
+
+/// Member 1, the only voter of a configuration that member 2 is a leader of all the same.
+fn sole_voter() -> Node {
+    let start = Start {
+        applied: 1,
+        conf_state: ConfState { voters: vec![1], ..ConfState::default() },
+        hard_state: HardState { term: Some(1), vote: Some(0), commit: Some(1) },
+        entries: vec![Entry { term: Some(1), index: Some(1), ..Entry::default() }],
+        ..Start::default()
+    };
+    let config = Config { initial_election_tick_advance: false, ..Config::new(1) };
+    Node::new(config, start, Arc::new(Published::default())).unwrap()
+}
+
+fn to_sole_voter(kind: MessageType, term: u64) -> Message {
+    Message {
+        r#type: Some(kind as i32),
+        to: Some(1),
+        from: Some(2),
+        term: Some(term),
+        log_term: Some(1),
+        index: Some(1),
+        ..Message::default()
+    }
+}
+
+#[test]
+fn nobody_elects_itself_on_top_of_entries_that_are_not_written() {
+    let mut node = sole_voter();
+    let entry = Entry { term: Some(5), index: Some(2), ..Entry::default() };
+    let append = Message { entries: vec![entry], ..to_sole_voter(MessageType::MsgApp, 5) };
+    node.step(Input::Message(Box::new(append))).unwrap();
+    for _ in 0..30 {
+        node.step(Input::Tick).unwrap();
+    }
+    node.step(Input::Campaign).unwrap();
+    let timeout = Message { index: None, ..to_sole_voter(MessageType::MsgTimeoutNow, 5) };
+    node.step(Input::Message(Box::new(timeout))).unwrap();
+    assert_eq!(node.status().role, Role::Follower);
+    assert_eq!(node.ready().unwrap().entries.len(), 1);
+    node.advance().unwrap();
+    node.step(Input::Campaign).unwrap();
+    assert_eq!(node.status().role, Role::Leader);
+}
+
+#[test]
+fn a_vote_is_written_before_anything_else_is_taken_in() {
+    let mut node = sole_voter();
+    node.step(Input::Tick).unwrap();
+    assert!(!node.needs_ready());
+    let request = to_sole_voter(MessageType::MsgVote, 6);
+    node.step(Input::Message(Box::new(request))).unwrap();
+    assert!(node.needs_ready());
+    let ready = node.ready().unwrap();
+    assert!(ready.must_sync && ready.outbox.is_empty());
+    assert_eq!(ready.hard_state.unwrap().vote(), 2);
+    assert_eq!(ready.persisted.messages[0].r#type(), MessageType::MsgVoteResp);
+    node.advance().unwrap();
+    assert!(!node.needs_ready());
+}
+
+#[test]
+fn changes_below_the_applied_index_are_old_news() {
+    let start = Start {
+        applied: 2,
+        conf_state: ConfState { voters: vec![1, 2, 3], ..ConfState::default() },
+        hard_state: HardState { term: Some(1), vote: Some(0), commit: Some(3) },
+        entries: (1..=3)
+            .map(|index| Entry { term: Some(1), index: Some(index), ..Entry::default() })
+            .collect(),
+        ..Start::default()
+    };
+    let mut node = Node::new(Config::new(1), start, Arc::new(Published::default())).unwrap();
+    node.ready().unwrap();
+    node.advance().unwrap();
+    let gone = Some(change(ConfChangeRemoveNode, 3, b""));
+    node.step(Input::Applied { index: 2, conf_changes: vec![(2, gone.clone())] }).unwrap();
+    node.step(Input::Applied { index: 3, conf_changes: vec![(2, gone)] }).unwrap();
+    assert_eq!(node.conf_state().voters.len(), 3);
 }
 
 #[test]
