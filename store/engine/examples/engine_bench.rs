@@ -8,6 +8,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use mainstay_engine::{Batch, Engine, Family, RocksEngine, RocksOptions, Scan};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -34,7 +35,9 @@ fn main() -> Outcome {
     let value_bytes: usize = arguments.next().map_or(Ok(256), |text| text.parse())?;
     let folder = tempfile::tempdir()?;
     let engine = RocksEngine::open(folder.path(), &RocksOptions::default())?;
-    let mut bench = Bench { engine, revision: 1, value_bytes, scatter: Scatter(88_172_645) };
+    let mut scatter = Scatter(88_172_645);
+    let noise = (0..(1 << 20) + value_bytes).map(|_| scatter.next() as u8).collect::<Vec<_>>();
+    let mut bench = Bench { engine, revision: 1, value_bytes, scatter, noise: noise.into() };
     println!("{keys} keys, values of {value_bytes} bytes");
 
     bench.writes("new keys, 1 a batch", keys / 10, 1, keys / 10, true)?;
@@ -62,6 +65,8 @@ struct Bench {
     revision: u64,
     value_bytes: usize,
     scatter: Scatter,
+    /// Bytes that values are cut from. Compression finds nothing within one block of values.
+    noise: Bytes,
 }
 
 fn user_key(number: u64) -> Vec<u8> {
@@ -92,9 +97,9 @@ impl Bench {
             for row in first..rows.min(first + size) {
                 let number = if in_order { row } else { self.scatter.below(keys) };
                 self.revision += 1;
-                let value: Vec<u8> = (0..self.value_bytes / 8)
-                    .flat_map(|_| self.scatter.next().to_le_bytes())
-                    .collect();
+                let from =
+                    self.scatter.below((self.noise.len() - self.value_bytes) as u64) as usize;
+                let value = self.noise.slice(from..from + self.value_bytes);
                 batch.put(Family::Key, revision_key(self.revision), value);
                 batch.put(Family::Index, user_key(number), revision_key(self.revision));
                 batch.put(Family::History, history_key(number, self.revision), &b"\0"[..]);

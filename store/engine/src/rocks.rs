@@ -13,6 +13,7 @@ mod options;
 mod reclaim;
 mod snapshot;
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -75,7 +76,7 @@ impl RocksEngine {
     /// Opens the engine in `path`, which is created when it is not there.
     pub fn open(path: impl AsRef<Path>, options: &RocksOptions) -> Result<Self> {
         let path = path.as_ref();
-        std::fs::create_dir_all(path).map_err(|error| directory(path, error))?;
+        create(path).map_err(|error| directory(path, error))?;
         Self::open_as(path, options, false)
     }
 
@@ -372,6 +373,24 @@ impl Drop for RocksEngine {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Creates a directory, for its owner alone, so that it is there after a power failure. What is in
+/// it RocksDB syncs itself.
+fn create(path: &Path) -> std::io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    create(parent)?;
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    std::fs::File::open(parent)?.sync_all()
 }
 
 fn directory(path: &Path, reason: impl std::fmt::Display) -> EngineError {

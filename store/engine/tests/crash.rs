@@ -156,6 +156,21 @@ fn a_closed_engine_keeps_what_it_had_and_frees_its_directory() {
 }
 
 #[test]
+fn missing_directories_are_made_for_the_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("one/two");
+    drop(RocksEngine::open(&path, &small()).unwrap());
+    for made in [path.as_path(), path.parent().unwrap()] {
+        assert_eq!(std::fs::metadata(made).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = RocksEngine::open(file.join("engine"), &small()).err().unwrap();
+    assert!(error.to_string().contains("file/engine"), "{error}");
+}
+
+#[test]
 fn a_view_outlives_the_engine_and_can_be_read_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let engine = RocksEngine::open(folder.path().join("engine"), &small()).unwrap();

@@ -17,7 +17,8 @@ pub struct RocksOptions {
     /// Memory for blocks of files, their indexes and filters.
     pub cache_bytes: usize,
     /// Memory for what is not in files yet. Half of it is filled before a flush starts; the other
-    /// half takes what is written while the flush runs.
+    /// half takes what is written while the flush runs. A disk that cannot keep up may make it half
+    /// as much again, then the writer waits.
     pub memtable_bytes: usize,
     /// Threads for flushes and compactions together.
     pub background_jobs: i32,
@@ -75,7 +76,12 @@ fn family_options(family: Family, budgets: &RocksOptions, cache: &Cache) -> Opti
     let mut options = Options::default();
     // Never reached: the engine flushes all families when half of it is used by all together.
     options.set_write_buffer_size(budgets.memtable_bytes);
-    options.set_max_write_buffer_number(4);
+    // One that fills, one that is flushed, one more for a disk that is late. The writer waits then.
+    options.set_max_write_buffer_number(3);
+    // A flush makes a small file in every family, so a burst piles up many of them. They are cheap
+    // to keep for a while; the writer has to wait only when compaction is far behind.
+    options.set_level_zero_slowdown_writes_trigger(40);
+    options.set_level_zero_stop_writes_trigger(64);
     // Five families grow by blocks of this size; the default of a MiB would be most of a small store.
     options.set_arena_block_size(128 * KIB);
     // One compression for all levels: files of the append-only families do not overlap, so they
