@@ -102,8 +102,10 @@ mod tests {
     fn contexts_of_others_and_of_earlier_lives_are_not_ours() {
         let mut reads = Reads::new(1, 10);
         let bytes = reads.ask(7).unwrap();
-        assert_eq!(Reads::new(2, 10).answered(&bytes), None);
-        assert_eq!(Reads::new(1, 11).answered(&bytes), None);
+        for mut other in [Reads::new(2, 10), Reads::new(1, 11)] {
+            assert_ne!(other.ask(7).unwrap(), bytes);
+            assert_eq!(other.answered(&bytes), None);
+        }
         assert_eq!(reads.answered(b"\0\0\0\0\0\0\0\x07"), None);
         assert_eq!(reads.ask(7), Err(Refused::Malformed));
         assert_eq!(reads.answered(&bytes), Some(7));

@@ -10,7 +10,8 @@ use mainstay_proto::raftpb::ConfChangeType::{
 use mainstay_proto::raftpb::{ConfState, Entry, EntryType, HardState, Message, MessageType};
 use prost::Message as _;
 
-use crate::cluster::{Cluster, TICK, World, fatal};
+use crate::asks::fatal;
+use crate::cluster::{Cluster, TICK, World};
 use crate::disk::DiskLog;
 use crate::machine::{PROMOTE, Published, change};
 
