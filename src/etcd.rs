@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use mainstay_net::{ListenUrl, Listener};
 use mainstay_store::serve::{self, ServeOptions, Serving};
-use mainstay_store::version::SERVER_VERSION;
-use mainstay_store::{Store, StoreConfig};
+use mainstay_store::{Builder, SERVER_VERSION, StopReason, Store, StoreConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::flags::table::{Effect, FLAGS};
@@ -134,10 +133,9 @@ async fn run(values: &Values, checked: check::Checked) -> Result<ExitCode, Strin
     let mut signals = Signals::new().map_err(|error| format!("cannot watch signals: {error}"))?;
     let sockets = Sockets::bind(&checked, values.switch("socket-reuse-port"))?;
     log_start(&checked);
+    let opening = Builder::new(checked.store.clone()).peer_listeners(sockets.peers).open();
     let store = tokio::select! {
-        opened = Store::open_with_peers(checked.store.clone(), sockets.peers) => {
-            opened.map_err(|error| error.to_string())?
-        }
+        opened = opening => opened.map_err(|error| error.to_string())?,
         signal = signals.next() => return Ok(signals.die_of(signal)),
     };
     let options = ServeOptions {
@@ -152,51 +150,61 @@ async fn run(values: &Values, checked: check::Checked) -> Result<ExitCode, Strin
         slow_request: values.duration("warning-unary-request-duration"),
     };
     // Metrics and health answer while the member still waits for the others.
-    let serving =
-        Serving::start(&store, sockets.clients, sockets.clients_http, sockets.metrics, options);
-    let mut failed = store.failed();
+    let Sockets { clients, clients_http, metrics, .. } = sockets;
+    let serving = Serving::start(&store, clients, clients_http, metrics, options)
+        .map_err(|error| error.to_string())?;
     tokio::select! {
-        () = store.ready() => {
-            tracing::info!("ready to serve client requests");
-            for url in &checked.listen_client {
-                tracing::info!(
-                    traffic = "grpc+http",
-                    address = %url,
-                    "serving client traffic insecurely; this is strongly discouraged!"
-                );
-            }
-            notify_ready();
-        }
+        reason = store.stopped() => return Ok(ended(store, serving, reason).await),
         signal = signals.next() => {
             serving.shutdown(DRAIN_TIME).await;
             store.shutdown().await;
             return Ok(signals.die_of(signal));
         }
-        end = failed.wait() => return Err(end.to_string()),
+        () = store.ready() => {}
     }
-    let code = tokio::select! {
-        signal = signals.next() => {
-            tracing::info!(signal = signal.name(), "received signal; shutting down");
-            serve::drain(&store, serving, DRAIN_TIME).await;
-            tracing::info!(name = %checked.store.name, "closed etcd server");
-            signals.die_of(signal)
-        }
-        end = failed.wait() => {
-            if !end.is_removal() {
-                return Err(end.to_string());
-            }
-            tracing::warn!("{end}");
-            serve::drain(&store, serving, DRAIN_TIME).await;
+    log_ready(&checked);
+    notify_ready();
+    let signal = tokio::select! {
+        reason = store.stopped() => return Ok(ended(store, serving, reason).await),
+        signal = signals.next() => signal,
+    };
+    tracing::info!(signal = signal.name(), "received signal; shutting down");
+    serve::drain(store, serving, DRAIN_TIME).await;
+    tracing::info!(name = %checked.store.name, "closed etcd server");
+    Ok(signals.die_of(signal))
+}
+
+/// The member stopped by itself.
+async fn ended(store: Store, serving: Serving, reason: StopReason) -> ExitCode {
+    match reason {
+        StopReason::Removed | StopReason::Shutdown => {
+            tracing::warn!("{reason}");
+            serve::drain(store, serving, DRAIN_TIME).await;
             ExitCode::SUCCESS
         }
-    };
-    Ok(code)
+        // Nothing is saved any more: what is on disk is what the next start finds.
+        StopReason::Fatal(_) => ExitCode::from(1),
+    }
+}
+
+fn log_ready(checked: &check::Checked) {
+    tracing::info!("ready to serve client requests");
+    let traffic = if checked.listen_client_http.is_empty() { "grpc+http" } else { "grpc" };
+    let clients = checked.listen_client.iter().map(|url| (traffic, url));
+    let clients_http = checked.listen_client_http.iter().map(|url| ("http", url));
+    for (traffic, url) in clients.chain(clients_http) {
+        tracing::info!(
+            traffic,
+            address = %url,
+            "serving client traffic insecurely; this is strongly discouraged!"
+        );
+    }
 }
 
 fn log_start(checked: &check::Checked) {
     let store: &StoreConfig = &checked.store;
     tracing::info!(
-        etcd_version = SERVER_VERSION,
+        etcd_version = %SERVER_VERSION,
         mainstay_version = env!("CARGO_PKG_VERSION"),
         name = %store.name,
         data_dir = %store.data_dir.display(),

@@ -4,6 +4,9 @@
 
 use std::process::ExitCode;
 
+use mainstay_formats::bbolt::Reader;
+use mainstay_formats::snapshot::{self, SnapshotError, Status};
+
 use crate::{complain, print};
 
 const USAGE: &str = "\
@@ -18,8 +21,8 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["version"] => {
-            let version = mainstay_store::version::SERVER_VERSION;
-            let api = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
+            let version = mainstay_store::SERVER_VERSION;
+            let api = format!("{}.{}", version.major, version.minor);
             print(&format!("etcdutl version: {version}\nAPI version: {api}\n"));
             ExitCode::SUCCESS
         }
@@ -29,7 +32,10 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
             ExitCode::SUCCESS
         }
         _ => {
-            complain(&format!("Error: unknown command {:?} for \"etcdutl\"\n{USAGE}", words.join(" ")));
+            complain(&format!(
+                "Error: unknown command {:?} for \"etcdutl\"\n{USAGE}",
+                words.join(" ")
+            ));
             ExitCode::from(1)
         }
     }
@@ -57,11 +63,11 @@ fn snapshot_status(words: &[&str]) -> ExitCode {
         complain("Error: snapshot status requires exactly one argument: the snapshot file\n");
         return ExitCode::from(128);
     };
-    match mainstay_formats::snapshot_status(std::path::Path::new(file)) {
+    match read_status(file) {
         Ok(status) if json => {
             print(&format!(
                 "{{\"hash\":{},\"revision\":{},\"totalKey\":{},\"totalSize\":{},\"version\":\"{}\"}}\n",
-                status.hash, status.revision, status.total_keys, status.total_bytes, status.version
+                status.hash, status.revision, status.total_key, status.total_size, status.version
             ));
             ExitCode::SUCCESS
         }
@@ -70,8 +76,8 @@ fn snapshot_status(words: &[&str]) -> ExitCode {
                 "{:x}, {}, {}, {}, {}\n",
                 status.hash,
                 status.revision,
-                status.total_keys,
-                human_bytes(status.total_bytes),
+                status.total_key,
+                human_bytes(status.total_size),
                 status.version
             ));
             ExitCode::SUCCESS
@@ -81,6 +87,15 @@ fn snapshot_status(words: &[&str]) -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+fn read_status(file: &str) -> Result<Status, SnapshotError> {
+    let file = std::fs::File::open(file)?;
+    // A plain copy of a database has no hash behind it.
+    if snapshot::has_hash(file.metadata()?.len()) {
+        snapshot::verify(&file)?;
+    }
+    snapshot::status(&Reader::open(file)?).map(|(status, _)| status)
 }
 
 /// `25 kB`, `2.1 MB`: decimal units, two significant digits, as etcd's tools print sizes.

@@ -37,9 +37,8 @@ pub(super) struct Checked {
 }
 
 fn urls(values: &Values, flag: &str) -> Result<Vec<ListenUrl>, String> {
-    parse_urls(values.text(flag)).map_err(|error| {
-        format!("invalid value {:?} for flag -{flag}: {error}", values.text(flag))
-    })
+    parse_urls(values.text(flag))
+        .map_err(|error| format!("invalid value {:?} for flag -{flag}: {error}", values.text(flag)))
 }
 
 fn listen_urls(values: &Values, flag: &str) -> Result<Vec<ListenUrl>, String> {
@@ -66,9 +65,9 @@ fn texts(urls: &[ListenUrl]) -> Vec<String> {
 fn check_gates(values: &Values) -> Result<bool, String> {
     let mut checkpoint = values.switch("experimental-enable-lease-checkpoint");
     for pair in values.text("feature-gates").split(',').filter(|pair| !pair.is_empty()) {
-        let (name, on) = pair
-            .split_once('=')
-            .ok_or_else(|| format!("missing bool value for feature gate {pair:?}: write {pair}=true"))?;
+        let (name, on) = pair.split_once('=').ok_or_else(|| {
+            format!("missing bool value for feature gate {pair:?}: write {pair}=true")
+        })?;
         let on: bool = on
             .trim()
             .parse()
@@ -122,7 +121,9 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
         ));
     }
     if election > 50_000 {
-        return Err(format!("--election-timeout[{election}ms] is too long, and should be set less than 50000ms"));
+        return Err(format!(
+            "--election-timeout[{election}ms] is too long, and should be set less than 50000ms"
+        ));
     }
     let name = values.text("name").to_string();
     let peer_texts = texts(&advertise_peer);
@@ -145,9 +146,7 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
     }
     let store = StoreConfig {
         data_dir,
-        wal_dir: Some(values.text("wal-dir"))
-            .filter(|dir| !dir.is_empty())
-            .map(PathBuf::from),
+        wal_dir: Some(values.text("wal-dir")).filter(|dir| !dir.is_empty()).map(PathBuf::from),
         advertise_peer_urls: peer_texts,
         advertise_client_urls: texts(&advertise_client),
         listen_peer_urls: texts(&listen_peer),
@@ -172,6 +171,8 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
         quota_backend_bytes: values.integer("quota-backend-bytes"),
         max_learners: values.integer("max-learners").max(0) as usize,
         strict_reconfig_check: values.switch("strict-reconfig-check"),
+        compaction_batch_limit: values.unsigned("compaction-batch-limit") as usize,
+        compaction_sleep_interval: values.duration("compaction-sleep-interval"),
         watch_progress_notify_interval: values.duration("watch-progress-notify-interval"),
         lease_checkpoint: check_gates(values)?,
         downgrade_check_time: values.duration("downgrade-check-time"),
@@ -229,7 +230,9 @@ mod tests {
         );
         assert_eq!(mistake(&["--feature-gates", "Foo=true"]), "unrecognized feature gate: Foo");
         assert!(mistake(&["--listen-peer-urls", "127.0.0.1:2380"]).contains("URL scheme must be"));
-        assert!(mistake(&["--listen-peer-urls", "https://127.0.0.1:2380"]).contains("asks for TLS"));
+        assert!(
+            mistake(&["--listen-peer-urls", "https://127.0.0.1:2380"]).contains("asks for TLS")
+        );
         assert!(mistake(&["--initial-cluster", "http://a:1"]).contains("NAME=URL"));
     }
 }

@@ -20,12 +20,15 @@ pub(super) fn text() -> String {
         };
         text.push_str(&format!("  --{}{value}\n    {}\n", flag.name, flag.help));
         if let Kind::Choice(choices) = flag.kind {
-            let words: Vec<_> = choices.iter().filter(|choice| !choice.is_empty()).copied().collect();
+            let words: Vec<_> =
+                choices.iter().filter(|choice| !choice.is_empty()).copied().collect();
             text.push_str(&format!("    One of: {}.\n", words.join(", ")));
         }
         match flag.effect {
             Effect::Honoured => {}
-            Effect::Differs(what) => text.push_str(&format!("    Accepted without effect: {what}.\n")),
+            Effect::Differs(what) => {
+                text.push_str(&format!("    Accepted without effect: {what}.\n"))
+            }
             Effect::Refused(why) => text.push_str(&format!("    Refused: {why}.\n")),
         }
     }

@@ -67,7 +67,9 @@ impl Values {
                 "allowed-hostname" | "allowed-hostnames" if prefix.is_empty() => {
                     "client-cert-allowed-hostname".to_string()
                 }
-                "allowed-hostname" | "allowed-hostnames" => "peer-cert-allowed-hostname".to_string(),
+                "allowed-hostname" | "allowed-hostnames" => {
+                    "peer-cert-allowed-hostname".to_string()
+                }
                 other => format!("{prefix}{other}"),
             };
             self.read_key(&name, value, path)?;

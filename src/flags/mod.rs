@@ -104,7 +104,10 @@ fn check(flag: &Flag, text: &str) -> Result<(), String> {
             if choices.contains(&text) {
                 return Ok(());
             }
-            return Err(format!("invalid value {text:?}: one of {} is expected", choices.join(", ")));
+            return Err(format!(
+                "invalid value {text:?}: one of {} is expected",
+                choices.join(", ")
+            ));
         }
     };
     if good { Ok(()) } else { Err("parse error".to_string()) }
@@ -148,8 +151,7 @@ impl Values {
         let mut at = 0;
         while let Some(argument) = arguments.get(at) {
             at += 1;
-            let Some(body) =
-                argument.strip_prefix("--").or_else(|| argument.strip_prefix('-'))
+            let Some(body) = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-'))
             else {
                 return Err(FlagError::Fatal(format!("{argument:?} is not a valid flag")));
             };
@@ -231,11 +233,6 @@ impl Values {
         self.set.contains(name)
     }
 
-    /// Names of all flags that the user gave.
-    pub(crate) fn given(&self) -> impl Iterator<Item = &'static str> + '_ {
-        self.set.iter().copied()
-    }
-
     /// The text of a flag. Asking for a flag that the table lacks is a mistake of this program.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.values.get(name).map(String::as_str).expect("the flag stands in the table")
@@ -292,9 +289,11 @@ mod tests {
 
     #[test]
     fn go_syntax_is_read() {
-        let values =
-            parse(&["-name", "m1", "--snapshot-count=7", "--force-new-cluster", "-pre-vote=f"], &[])
-                .unwrap();
+        let values = parse(
+            &["-name", "m1", "--snapshot-count=7", "--force-new-cluster", "-pre-vote=f"],
+            &[],
+        )
+        .unwrap();
         assert_eq!(values.text("name"), "m1");
         assert_eq!(values.unsigned("snapshot-count"), 7);
         assert!(values.switch("force-new-cluster"));
@@ -304,8 +303,9 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let text = |arguments: &[&str]| parse(arguments, &[]).unwrap_err().to_string();
-        assert!(text(&["--listen-client-url", "x"])
-            .starts_with("flag provided but not defined: -listen-client-url (did you mean --listen-client-"));
+        assert!(text(&["--listen-client-url", "x"]).starts_with(
+            "flag provided but not defined: -listen-client-url (did you mean --listen-client-"
+        ));
         assert_eq!(
             text(&["--snapshot-count", "abc"]),
             "invalid value \"abc\" for flag -snapshot-count: parse error"
@@ -320,7 +320,8 @@ mod tests {
 
     #[test]
     fn variables_fill_what_flags_leave_open() {
-        let values = parse(&["--name", "a"], &[("ETCD_DATA_DIR", "/d"), ("ETCD_FOO", "1")]).unwrap();
+        let values =
+            parse(&["--name", "a"], &[("ETCD_DATA_DIR", "/d"), ("ETCD_FOO", "1")]).unwrap();
         assert_eq!(values.text("data-dir"), "/d");
         assert_eq!(values.warnings, ["unrecognized environment variable ETCD_FOO=1"]);
         let conflict = parse(&["--name", "a"], &[("ETCD_NAME", "b")]).unwrap_err().to_string();
@@ -329,8 +330,7 @@ mod tests {
 
     #[test]
     fn old_experimental_names_still_work() {
-        let values =
-            parse(&["--experimental-watch-progress-notify-interval=5s"], &[]).unwrap();
+        let values = parse(&["--experimental-watch-progress-notify-interval=5s"], &[]).unwrap();
         assert_eq!(values.duration("watch-progress-notify-interval"), Duration::from_secs(5));
         let values = parse(&["--experimental-initial-corrupt-check=true"], &[]).unwrap();
         assert!(values.is_set("experimental-initial-corrupt-check"));

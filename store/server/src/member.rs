@@ -198,7 +198,7 @@ impl Member {
         }
     }
 
-    async fn hand_over(&self) {
+    pub(crate) async fn hand_over(&self) {
         let core = &self.core;
         if !core.leadership.is_local() || core.stop.is_stopped() {
             return;

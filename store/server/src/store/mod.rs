@@ -270,6 +270,11 @@ impl Store {
         self.core().stopped().await
     }
 
+    /// Hands leadership to another voter, if this member leads and there is one that it reaches.
+    pub async fn hand_over(&self) {
+        self.member.hand_over().await;
+    }
+
     /// Hands leadership over if this member leads, answers what is under way, and ends the store.
     pub async fn shutdown(self) {
         self.member.shutdown().await;
