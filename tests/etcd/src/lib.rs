@@ -9,4 +9,6 @@ pub mod fuzz;
 pub mod killloop;
 pub mod matrix;
 pub mod member;
+pub mod mixed;
 pub mod ops;
+pub mod size;

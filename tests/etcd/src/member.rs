@@ -85,6 +85,11 @@ impl Member {
         })
     }
 
+    /// The arguments that come after the usual ones.
+    pub fn arguments(&self) -> &[String] {
+        &self.arguments
+    }
+
     /// Replaces the arguments that come after the usual ones.
     pub fn set_arguments(&mut self, arguments: Vec<String>) {
         self.arguments = arguments;

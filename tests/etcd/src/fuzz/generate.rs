@@ -74,6 +74,11 @@ impl Generator {
         Generator { rng: ChaCha8Rng::seed_from_u64(seed), revision: 1, compacted: 0, watchers: 0 }
     }
 
+    /// Watchers of a stream that ended do not count any more.
+    pub fn forget_watchers(&mut self) {
+        self.watchers = 0;
+    }
+
     fn chance(&mut self, percent: u32) -> bool {
         self.rng.random_ratio(percent, 100)
     }

@@ -9,4 +9,4 @@ pub mod generate;
 mod run;
 mod watch;
 
-pub use run::{Difference, Pair, run_seed};
+pub use run::{Difference, Pair, Session, run_seed};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
 use mainstay_proto::etcdserverpb::{RangeResponse, ResponseHeader, TxnResponse, response_op};
 use tokio_stream::StreamExt;
 use tonic::Status;
@@ -174,20 +174,34 @@ async fn range_stream(
     (format!("{merged:?}"), revision)
 }
 
-/// Runs one seed; `None` means that the two never differed.
-pub async fn run_seed(pair: &mut Pair, seed: u64, steps: usize) -> Result<Option<Difference>> {
-    let mut generator = Generator::new(seed);
-    let mut watch = WatchPair::open(pair).await?;
-    for at in 0..steps {
-        let step = generator.step();
-        let (reference, tested) = match &step {
-            Step::Watch(request) => watch.create(request, generator.revision).await?,
-            Step::CancelWatch(request) => watch.cancel(request).await?,
+/// One stretch of a run: steps with one pair of watch streams.
+pub struct Session {
+    watch: WatchPair,
+    seed: u64,
+    at: usize,
+}
+
+impl Session {
+    /// Opens the watch streams.
+    pub async fn open(pair: &mut Pair, seed: u64) -> Result<Self> {
+        Ok(Session { watch: WatchPair::open(pair).await?, seed, at: 0 })
+    }
+
+    /// Sends one step to both; `None` means that they answered alike.
+    pub async fn step(
+        &mut self,
+        pair: &mut Pair,
+        generator: &mut Generator,
+        step: &Step,
+    ) -> Result<Option<Difference>> {
+        let (reference, tested) = match step {
+            Step::Watch(request) => self.watch.create(request, generator.revision).await?,
+            Step::CancelWatch(request) => self.watch.cancel(request).await?,
             _ => {
-                let (reference, revision) = execute(&mut pair.reference, &step).await;
-                let (tested, _) = execute(&mut pair.tested, &step).await;
+                let (reference, revision) = execute(&mut pair.reference, step).await;
+                let (tested, _) = execute(&mut pair.tested, step).await;
                 generator.revision = generator.revision.max(revision);
-                if let Step::Compact(request) = &step
+                if let Step::Compact(request) = step
                     && !reference.starts_with("refused")
                 {
                     generator.compacted = request.revision;
@@ -195,19 +209,39 @@ pub async fn run_seed(pair: &mut Pair, seed: u64, steps: usize) -> Result<Option
                 (reference, tested)
             }
         };
-        if reference != tested {
-            return Ok(Some(Difference { seed, at, step: format!("{step:?}"), reference, tested }));
-        }
+        self.at += 1;
+        Ok((reference != tested).then(|| Difference {
+            seed: self.seed,
+            at: self.at - 1,
+            step: format!("{step:?}"),
+            reference,
+            tested,
+        }))
     }
-    match watch.finish(pair).await {
-        Ok(None) => Ok(None),
-        Ok(Some((reference, tested))) => Ok(Some(Difference {
+
+    /// Compares the events of all watchers.
+    pub async fn finish(self, pair: &mut Pair) -> Result<Option<Difference>> {
+        let (seed, at) = (self.seed, self.at);
+        let events = self.watch.finish(pair).await.with_context(|| format!("seed {seed}"))?;
+        Ok(events.map(|(reference, tested)| Difference {
             seed,
-            at: steps,
+            at,
             step: "events of all watchers".to_string(),
             reference,
             tested,
-        })),
-        Err(error) => bail!("seed {seed}: {error:#}"),
+        }))
     }
+}
+
+/// Runs one seed; `None` means that the two never differed.
+pub async fn run_seed(pair: &mut Pair, seed: u64, steps: usize) -> Result<Option<Difference>> {
+    let mut generator = Generator::new(seed);
+    let mut session = Session::open(pair, seed).await?;
+    for _ in 0..steps {
+        let step = generator.step();
+        if let Some(difference) = session.step(pair, &mut generator, &step).await? {
+            return Ok(Some(difference));
+        }
+    }
+    session.finish(pair).await
 }
