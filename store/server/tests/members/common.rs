@@ -235,7 +235,7 @@ impl Cluster {
     }
 }
 
-fn bind(url: &str) -> (String, Listener) {
+pub(crate) fn bind(url: &str) -> (String, Listener) {
     let listener = Listener::bind(&parse_urls(url).unwrap()[0], false).unwrap();
     let address = listener.local_addr().unwrap();
     (format!("http://{address}"), listener)

@@ -4,4 +4,5 @@
 
 mod cluster;
 mod common;
+mod mixed;
 mod single;
