@@ -18,6 +18,9 @@ const KEPT: usize = 10;
 /// How long a question for a hash that is being computed waits.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// No pass is wanted. Zero is a revision: a store that was never written to can be compacted to it.
+const NONE: i64 = i64::MIN;
+
 struct State {
     kept: VecDeque<HashKv>,
 }
@@ -25,7 +28,7 @@ struct State {
 /// The hashes of recent compactions.
 pub(crate) struct CompactionHashes {
     state: Mutex<State>,
-    /// The revision whose pass is wanted; 0 for none.
+    /// The revision whose pass is wanted, or [`NONE`].
     wanted: Arc<AtomicI64>,
     /// Counts results, so that who waits looks again.
     done: watch::Sender<u64>,
@@ -35,7 +38,7 @@ impl Default for CompactionHashes {
     fn default() -> Self {
         Self {
             state: Mutex::new(State { kept: VecDeque::new() }),
-            wanted: Arc::default(),
+            wanted: Arc::new(AtomicI64::new(NONE)),
             done: watch::Sender::new(0),
         }
     }
@@ -65,19 +68,19 @@ impl CompactionHashes {
         }
         state.kept.push_back(hash);
         drop(state);
-        let _ = self.wanted.compare_exchange(revision, 0, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.wanted.compare_exchange(revision, NONE, Ordering::SeqCst, Ordering::SeqCst);
         self.done.send_modify(|count| *count += 1);
     }
 
     /// There will be no hash for `revision`.
     pub(crate) fn give_up(&self, revision: i64) {
-        let _ = self.wanted.compare_exchange(revision, 0, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.wanted.compare_exchange(revision, NONE, Ordering::SeqCst, Ordering::SeqCst);
         self.done.send_modify(|count| *count += 1);
     }
 
     /// Forgets everything: the state was replaced by that of another member.
     pub(crate) fn clear(&self) {
-        self.wanted.store(0, Ordering::SeqCst);
+        self.wanted.store(NONE, Ordering::SeqCst);
         self.state().kept.clear();
     }
 
