@@ -254,13 +254,25 @@ impl Store {
         Ok(self.core().member_list(list).await?.members)
     }
 
-    /// Resolves when the member has told the cluster its name and URLs: from then on it can serve
-    /// clients. Returns early when the store stops before that.
+    /// Resolves when the member has told the cluster its name and URLs and the cluster has a version:
+    /// from then on it serves clients. Returns early when the store stops before that.
     pub async fn ready(&self) {
-        let mut ready = self.core().ready();
-        tokio::select! {
+        let core = self.core();
+        let mut ready = core.ready();
+        let serves = async {
             // The sender lives as long as the store.
-            _ = ready.wait_for(|ready| *ready) => {}
+            let _ = ready.wait_for(|ready| *ready).await;
+            // Without a cluster version every call is answered `not capable`.
+            loop {
+                let applied = core.applied.get();
+                if core.published.load().state.cluster_version.is_some() {
+                    break;
+                }
+                core.applied.wait(applied + 1).await;
+            }
+        };
+        tokio::select! {
+            () = serves => {}
             _ = self.stopped() => {}
         }
     }
