@@ -236,7 +236,11 @@ impl Driver {
         }
         let limit = self.config.max_size_per_msg as usize;
         let (mut batch, mut callbacks, mut bytes) = (Vec::new(), Vec::new(), 0);
-        for Proposal { payload, refused, .. } in proposals.drain(..) {
+        for Proposal { payload, own_term, refused, .. } in proposals.drain(..) {
+            if own_term.is_some_and(|term| !self.node.leads_in(term)) {
+                self.refuse(refused, Refused::NotLeader);
+                continue;
+            }
             match payload {
                 Payload::Data(data) => {
                     if !batch.is_empty() && bytes + data.len() > limit {

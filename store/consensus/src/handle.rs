@@ -46,7 +46,23 @@ impl Handle {
         if data.is_empty() {
             return Err(Refused::Malformed);
         }
-        self.queue(Payload::Data(data), deadline, Box::new(refused))
+        self.queue(Payload::Data(data), None, deadline, Box::new(refused))
+    }
+
+    /// Proposes an entry that only the leader of the term `term` may decide about, such as the end
+    /// of a lease: it is refused with [`Refused::NotLeader`] when this member does not lead in that
+    /// term any more, and never passed on to another leader. Otherwise like [`Handle::propose`].
+    pub fn propose_as_leader(
+        &self,
+        data: Bytes,
+        term: u64,
+        deadline: Instant,
+        refused: impl FnOnce(Refused) + Send + 'static,
+    ) -> Result<(), Refused> {
+        if data.is_empty() {
+            return Err(Refused::Malformed);
+        }
+        self.queue(Payload::Data(data), Some(term), deadline, Box::new(refused))
     }
 
     /// Proposes a membership change, in etcd's numbering; otherwise like [`Handle::propose`].
@@ -56,16 +72,17 @@ impl Handle {
         deadline: Instant,
         refused: impl FnOnce(Refused) + Send + 'static,
     ) -> Result<(), Refused> {
-        self.queue(Payload::Change(change), deadline, Box::new(refused))
+        self.queue(Payload::Change(change), None, deadline, Box::new(refused))
     }
 
     fn queue(
         &self,
         payload: Payload,
+        own_term: Option<u64>,
         deadline: Instant,
         refused: OnRefused,
     ) -> Result<(), Refused> {
-        self.shared.inbox.propose(Proposal { payload, deadline, refused })
+        self.shared.inbox.propose(Proposal { payload, own_term, deadline, refused })
     }
 
     /// Proposals that wait for the raft thread or for a leader.

@@ -42,6 +42,8 @@ impl Payload {
 /// A proposal that waits for a leader until its deadline.
 pub(crate) struct Proposal {
     pub(crate) payload: Payload,
+    /// Goes into the log only if this member leads, and in this term.
+    pub(crate) own_term: Option<u64>,
     pub(crate) deadline: Instant,
     pub(crate) refused: OnRefused,
 }
@@ -289,6 +291,7 @@ mod tests {
     fn proposal(bytes: usize, deadline: Instant) -> Proposal {
         Proposal {
             payload: Payload::Data(Bytes::from(vec![0; bytes])),
+            own_term: None,
             deadline,
             refused: Box::new(|_| {}),
         }

@@ -26,6 +26,11 @@ impl Node {
         }
     }
 
+    /// Whether this member leads, and in this term.
+    pub fn leads_in(&self, term: u64) -> bool {
+        self.raw.raft.state == StateRole::Leader && self.raw.raft.term == term
+    }
+
     pub(super) fn propose(&mut self, data: Vec<Bytes>) -> Result<(), StepError> {
         self.may_propose()?;
         if data.is_empty() || data.iter().any(Bytes::is_empty) {

@@ -272,6 +272,31 @@ fn what_comes_during_a_write_becomes_one_batch() {
 }
 
 #[test]
+fn what_only_a_leader_may_decide_goes_nowhere_else() {
+    let mut members = three();
+    let leader = members[0].soft.leader;
+    let term = members[0].soft.term;
+    let refusals = Arc::new(Mutex::new(Vec::new()));
+    for member in &members {
+        for term in [term - 1, term] {
+            let (id, refusals) = (member.id, refusals.clone());
+            let later = Instant::now() + PATIENCE;
+            let data = Bytes::copy_from_slice(&[id as u8, term as u8]);
+            let refused = move |reason| refusals.lock().unwrap().push((id, term, reason));
+            member.handle.propose_as_leader(data, term, later, refused).unwrap();
+        }
+    }
+    let own = Bytes::copy_from_slice(&[leader as u8, term as u8]);
+    until(&mut members, "the leader's own", |members| {
+        members.iter().all(|m| m.data == [own.clone()]) && refusals.lock().unwrap().len() == 5
+    });
+    let refusals = refusals.lock().unwrap();
+    assert!(refusals.iter().all(|(id, at, reason)| {
+        *reason == Refused::NotLeader && (*id != leader || *at != term)
+    }));
+}
+
+#[test]
 fn a_failed_write_ends_everything() {
     let mut member = Member::start(config(1), 1, &Wire::default());
     member.until("leader", |m| m.machine.applied == 2);
