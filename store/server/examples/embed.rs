@@ -3,6 +3,8 @@
 //! Shows the everyday calls: write, read, watch, claim something with a transaction, and let a
 //! lease take keys away. Give it a directory to keep its data there.
 
+#![allow(clippy::print_stdout, reason = "it talks to who runs it")]
+
 use mainstay_store::{Compare, Get, Keys, Op, Store, Txn, Watch};
 
 #[tokio::main]

@@ -297,7 +297,27 @@ impl Core {
     }
 
     /// Proposes a request and waits until this member has applied it.
-    pub(crate) async fn propose(&self, mut request: InternalRaftRequest) -> Result<Response> {
+    pub(crate) async fn propose(&self, request: InternalRaftRequest) -> Result<Response> {
+        let (id, data) = self.encode(request)?;
+        self.enter_log(id, |handle, deadline, refused| handle.propose(data, deadline, refused))
+            .await
+    }
+
+    /// Proposes what only the leader of `term` may decide. It is not passed on to another leader.
+    pub(crate) async fn propose_as_leader(
+        &self,
+        request: InternalRaftRequest,
+        term: u64,
+    ) -> Result<Response> {
+        let (id, data) = self.encode(request)?;
+        self.enter_log(id, |handle, deadline, refused| {
+            handle.propose_as_leader(data, term, deadline, refused)
+        })
+        .await
+    }
+
+    /// The entry of a request and the id under which it is answered.
+    fn encode(&self, mut request: InternalRaftRequest) -> Result<(u64, Bytes)> {
         let behind = self.committed.load(Ordering::Relaxed).saturating_sub(self.applied.get());
         let relieves = request.lease_revoke.is_some();
         if behind > if relieves { MAX_APPLY_LAG_PRIORITY } else { MAX_APPLY_LAG } {
@@ -308,10 +328,7 @@ impl Core {
         if request.encoded_len() > self.config.max_request_bytes {
             return Err(Error::RequestTooLarge);
         }
-        let data = Bytes::from(request.encode_to_vec());
-        drop(request);
-        self.enter_log(id, |handle, deadline, refused| handle.propose(data, deadline, refused))
-            .await
+        Ok((id, request.encode_to_vec().into()))
     }
 
     /// Puts something into the log under `id` and waits until this member has applied it.

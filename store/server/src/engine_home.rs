@@ -17,6 +17,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mainstay_engine::{Engine, EngineError, MemEngine};
 
@@ -67,8 +68,13 @@ fn io_error(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> HomeE
 /// One generation that is open. Its directory goes when it is retired and the last user drops it.
 pub(crate) struct Generation {
     engine: Arc<dyn Engine>,
-    directory: Option<PathBuf>,
-    retired: std::sync::atomic::AtomicBool,
+    /// After the engine: files are unlinked when it has let go of them.
+    directory: Option<Directory>,
+}
+
+struct Directory {
+    path: PathBuf,
+    retired: AtomicBool,
 }
 
 impl Generation {
@@ -78,22 +84,26 @@ impl Generation {
 
     /// Another generation is current now: this one's directory is of no use any more.
     pub(crate) fn retire(&self) {
-        self.retired.store(true, std::sync::atomic::Ordering::SeqCst);
+        if let Some(directory) = &self.directory {
+            directory.retired.store(true, Ordering::SeqCst);
+        }
     }
 }
 
 impl Drop for Generation {
     fn drop(&mut self) {
         self.engine.close();
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
         if !*self.retired.get_mut() {
             return;
         }
-        if let Some(directory) = self.directory.take() {
-            // The files are unlinked under the closed engine; what cannot be removed now is
-            // removed at the next start.
-            if let Err(error) = fs::remove_dir_all(&directory) {
-                tracing::warn!(path = %directory.display(), %error, "old engine is left for the next start");
-            }
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            let path = self.path.display();
+            tracing::warn!(%path, %error, "an old engine is left for the next start to remove");
         }
     }
 }
@@ -169,7 +179,8 @@ impl EngineHome {
                 (open_rocks(&path, *cache_bytes, *memtable_bytes)?, Some(path))
             }
         };
-        Ok(Generation { engine, directory, retired: false.into() })
+        let directory = directory.map(|path| Directory { path, retired: false.into() });
+        Ok(Generation { engine, directory })
     }
 
     /// Starts a new generation for the snapshot at `index`. An unfinished one is thrown away.
@@ -268,7 +279,8 @@ impl Staging<'_> {
     /// Makes the generation durable and complete.
     pub(crate) fn finish(self) -> Result<Staged, HomeError> {
         self.generation.engine.flush()?;
-        let Some(staged) = self.generation.directory.clone() else {
+        let directory = self.generation.directory.as_ref();
+        let Some(staged) = directory.map(|directory| directory.path.clone()) else {
             return Ok(Staged { index: self.index, in_memory: Some(self.generation) });
         };
         drop(self.generation);
@@ -321,7 +333,8 @@ pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-#[cfg(all(test, feature = "rocks"))]
+#[cfg(test)]
+#[cfg(feature = "rocks")]
 mod tests {
     use super::*;
     use mainstay_engine::{Batch, Family};

@@ -120,7 +120,13 @@ impl Core {
                 }
                 Renewal::NotFound => return Err(Error::LeaseNotFound),
                 Renewal::NotPrimary => return Err(NOT_PRIMARY),
-                Renewal::ClearCheckpoint => self.checkpoint(vec![(id, 0)]).await?,
+                Renewal::ClearCheckpoint => {
+                    let term = self.leadership.term();
+                    let cleared = self.checkpoint(vec![(id, 0)], term).await;
+                    cleared.map_err(
+                        |error| if error == Error::NotLeader { NOT_PRIMARY } else { error },
+                    )?;
+                }
                 // Its revocation is under way, or waits for somebody who can decide it.
                 Renewal::Expired => tokio::select! {
                     changed = changes.changed() => changed.map_err(|_| Error::Stopped)?,
@@ -222,7 +228,7 @@ impl Core {
         pb::LeaseLeasesResponse { header: Some(self.header()), leases: leases.collect() }
     }
 
-    async fn checkpoint(&self, remaining: Vec<(i64, i64)>) -> Result<()> {
+    async fn checkpoint(&self, remaining: Vec<(i64, i64)>, term: u64) -> Result<()> {
         let checkpoints = remaining
             .into_iter()
             .map(|(id, remaining_ttl)| pb::LeaseCheckpoint { id, remaining_ttl })
@@ -231,7 +237,7 @@ impl Core {
             lease_checkpoint: Some(pb::LeaseCheckpointRequest { checkpoints }),
             ..Default::default()
         };
-        self.propose(request).await.map(drop)
+        self.propose_as_leader(request, term).await.map(drop)
     }
 }
 
@@ -298,9 +304,11 @@ async fn revoke_expired(core: &Arc<Core>, term: u64, in_flight: &Arc<Semaphore>)
         let core = core.clone();
         tokio::spawn(async move {
             let _permit = permit;
-            match core.lease_revoke(pb::LeaseRevokeRequest { id }).await {
+            let revoke = Some(pb::LeaseRevokeRequest { id });
+            let request = pb::InternalRaftRequest { lease_revoke: revoke, ..Default::default() };
+            match core.propose_as_leader(request, term).await {
                 Ok(_) => core.metrics.lease_expired.inc(),
-                Err(Error::LeaseNotFound | Error::Stopped) => {}
+                Err(Error::LeaseNotFound | Error::NotLeader | Error::Stopped) => {}
                 Err(error) => {
                     tracing::warn!(lease = format!("{id:016x}"), %error, "failed to revoke a lease");
                 }
@@ -317,7 +325,7 @@ async fn note_remaining(core: &Arc<Core>, term: u64) {
             return;
         }
         let noted = due.into_iter().map(|note| (note.id, note.remaining)).collect();
-        if let Err(error) = core.checkpoint(noted).await {
+        if let Err(error) = core.checkpoint(noted, term).await {
             tracing::warn!(%error, "failed to checkpoint leases");
             return;
         }
