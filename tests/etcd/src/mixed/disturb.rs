@@ -35,6 +35,11 @@ impl Mixed {
         all.into_iter().position(|member| member.name == *name).context("unknown leader")
     }
 
+    /// Who stays away from a session on: each member in its turn.
+    pub(super) fn leaver(&self, number: usize) -> usize {
+        number / 10 % self.running.len()
+    }
+
     /// The disturbance of a session: all kinds in turn, so that a short run has them all.
     pub(super) async fn choose(&mut self, number: usize, asked: usize) -> Result<Disturbance> {
         let others = self.others(asked);
@@ -52,7 +57,7 @@ impl Mixed {
             1 => Disturbance::Kill(self.pick(&follower)?),
             // The leader dies, unless it is the one that is asked.
             2 if others.contains(&lead) => Disturbance::Kill(lead),
-            3 => Disturbance::Leave(self.pick(&others)?),
+            3 => Disturbance::Leave(self.leaver(number)),
             8 => Disturbance::Restart,
             9 if others.contains(&lead) => Disturbance::Pause(lead),
             at => Disturbance::Move((at + number / 10) % self.running.len()),
@@ -79,7 +84,18 @@ impl Mixed {
                 self.running[at] = false;
                 self.cluster.members[at].pause();
             }
-            Disturbance::Return(_) | Disturbance::Restart => {}
+            Disturbance::Return(away) => {
+                // Each of the others in its turn is the one that sends the snapshot.
+                let others = self.others(away);
+                let returns = self.done.get("returns").copied().unwrap_or(0);
+                let to = others[(returns / self.running.len()) % others.len()];
+                self.count("returns");
+                let name = self.cluster.members[to].name.clone();
+                let up = self.up();
+                let to = up.iter().position(|member| member.name == name).context("not up")?;
+                move_leader(&up, to).await?;
+            }
+            Disturbance::Restart => {}
         }
         self.settled().await
     }
@@ -107,9 +123,14 @@ impl Mixed {
     }
 }
 
-/// How many snapshots each member says that it received.
-pub(super) fn snapshots(cluster: &Cluster) -> Vec<usize> {
+/// How many snapshots each member says that it received and sent.
+pub(super) fn snapshots(cluster: &Cluster) -> Vec<(usize, usize)> {
     let members = cluster.members.iter();
     let logs = members.map(|member| std::fs::read_to_string(&member.log_path).unwrap_or_default());
-    logs.map(|log| log.matches("\"applied snapshot\"").count()).collect()
+    let count = |log: &str, line: &str| log.matches(line).count();
+    logs.map(|log| {
+        let received = count(&log, "\"received and saved database snapshot\"");
+        (received, count(&log, "\"sent database snapshot\""))
+    })
+    .collect()
 }

@@ -149,8 +149,8 @@ impl Mixed {
     /// Requests through one member with a disturbance in the middle, then a compaction and the
     /// comparison of hashes.
     async fn session(&mut self, number: usize, requests: usize) -> Result<()> {
-        let all: Vec<usize> = self.others(usize::MAX);
-        let asked = self.pick(&all)?;
+        let leaver = if number % 10 == 3 { self.leaver(number) } else { usize::MAX };
+        let asked = self.pick(&self.others(leaver))?;
         self.settled().await?;
         let mut pair = self.pair(asked).await?;
         let mut session = Session::open(&mut pair, self.seed).await?;
@@ -260,11 +260,16 @@ pub async fn run(programs: &[Program], options: &Options) -> Result<Vec<String>>
     }
     let entries = result?;
     let snapshots = disturb::snapshots(&mixed.cluster);
+    // In 60 sessions every member lags twice, and every other one helps it once.
+    if options.compactions >= 60 && options.requests >= 60 {
+        let all = snapshots.iter().all(|(received, sent)| *received > 0 && *sent > 0);
+        ensure!(all, "not every member received and sent a snapshot: {snapshots:?}");
+    }
     Ok(vec![
         format!("{programs:?}: {} s", start.elapsed().as_secs()),
         format!("  leaders seen: {:?}", mixed.led),
         format!("  {:?}", mixed.done),
-        format!("  snapshots received by each member: {snapshots:?}"),
+        format!("  snapshots that each member received and sent: {snapshots:?}"),
         format!("  {entries} log entries equal on all members, byte by byte"),
     ])
 }
