@@ -160,12 +160,15 @@ pub(crate) fn message_in(
         return Err(BadMessage::WrongTarget { to, id });
     }
     let from = message.from.unwrap_or(0);
-    if from == 0 || from == id {
+    // Proposals and reads keep their first sender when a follower passes them on, so they come back
+    // when leadership has gone the other way meanwhile.
+    let forwarded = matches!(kind, MsgPropose | MsgReadIndex);
+    if from == 0 || (from == id && !forwarded) {
         return Err(BadMessage::Sender);
     }
     let term = message.term.unwrap_or(0);
     // raft takes a message without a term for one of its own.
-    if term == 0 && !matches!(kind, MsgPropose | MsgReadIndex) {
+    if term == 0 && !forwarded {
         return Err(BadMessage::NoTerm(number));
     }
     let count = message.entries.len();
@@ -195,7 +198,7 @@ pub(crate) fn message_in(
     out.to = to;
     out.from = from;
     // A forwarded proposal or read counts as local, whatever it says.
-    out.term = if matches!(kind, MsgPropose | MsgReadIndex) { 0 } else { term };
+    out.term = if forwarded { 0 } else { term };
     out.log_term = message.log_term.unwrap_or(0);
     out.index = index;
     if count > 0 {
@@ -343,6 +346,15 @@ mod tests {
         assert_eq!(out.commit, None);
         // type, to, from, term, logTerm, index.
         assert_eq!(out.encode_to_vec(), [8, 5, 16, 2, 24, 1, 32, 3, 40, 0, 48, 4]);
+    }
+
+    #[test]
+    fn a_proposal_that_comes_back_is_taken() {
+        let mut message = append(vec![entry(None, 0, Some(b"x"))]);
+        message.r#type = Some(2);
+        message.from = Some(2);
+        message.term = None;
+        assert_eq!(message_in(message, 2).unwrap().from, 2);
     }
 
     #[test]
