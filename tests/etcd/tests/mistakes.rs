@@ -1,5 +1,6 @@
 //! Mistakes of newcomers: each must be answered within seconds by a message that names the cause
 //! and says what to do, and by an exit code that a script can see.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 use std::fs::File;
 use std::io::{Read, Write};
