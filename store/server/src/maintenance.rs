@@ -138,7 +138,13 @@ impl Core {
                 self.cluster_version_or_error()?
             }
             Ok(DowngradeAction::Cancel) => {
-                self.cancel_downgrade().await?;
+                match self.cancel_downgrade().await {
+                    // etcd 3.7 notes it in its log and answers as if there had been one.
+                    Err(Error::NoInflightDowngrade) => {
+                        tracing::warn!("failed to cancel downgrade: none is in progress");
+                    }
+                    result => result?,
+                }
                 self.cluster_version_or_error()?
             }
             Err(_) => return Err(Error::UnknownMethod),

@@ -99,10 +99,19 @@ async fn known(core: &Core, attributes: &Attributes) {
 /// As leader, keeps the cluster version at the lowest version of all members.
 async fn watch_version(core: Arc<Core>) {
     let mut applied_term = core.applied_term.subscribe();
+    let mut leadership = core.leadership.subscribe();
+    // The term may have begun before this task did.
+    applied_term.mark_changed();
     loop {
-        // Right after the first entry of a term, and every few seconds.
-        let _ = tokio::time::timeout(VERSION_INTERVAL, applied_term.changed()).await;
-        if !core.leadership.is_local() {
+        // Right after the first entry of a term, and every few seconds. The news of the entry and
+        // of the election that came before it are told by two threads, in any order.
+        tokio::select! {
+            _ = applied_term.changed() => {}
+            _ = leadership.changed() => {}
+            () = tokio::time::sleep(VERSION_INTERVAL) => {}
+        }
+        let in_office = *applied_term.borrow_and_update() == core.leadership.term();
+        if !core.leadership.is_local() || !in_office {
             continue;
         }
         if let Err(error) = update_version(&core).await {
