@@ -5,6 +5,8 @@
 //! table itself is checked against real etcd. What differs there by intention (users and roles are
 //! not built) is then left out.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+
 #[path = "serving/common.rs"]
 mod common;
 

@@ -101,28 +101,35 @@ where
     })
 }
 
-/// Begins a call that answers with a stream: counts and admits it.
-pub(crate) fn begin(
+/// Answers a call with a stream: counts and admits it, then gives it to `respond`.
+pub(crate) fn streaming<Responding>(
     api: &Arc<Api>,
     method: Method,
     request: Request<Incoming>,
-) -> Result<(Messages<Incoming>, StreamCall), Response<Body>> {
-    let (head, body) = request.into_parts();
-    let mut in_flight = InFlight::start(api.clone(), method, Instant::now());
-    // The stream through which a learner can be saved.
-    let for_learner = method == Method::Snapshot;
-    let admitted = api.admit(method.kind(), &head.headers, for_learner);
-    match admitted.and_then(|()| api.streams.open(needs_leader(&head.headers))) {
-        Ok(ticket) => {
-            let messages = Messages::new(body, &head.headers, api.receive.clone());
-            let timeout = timeout(&head.headers);
-            Ok((messages, StreamCall { api: api.clone(), method, ticket, in_flight, timeout }))
+    respond: impl FnOnce(Messages<Incoming>, StreamCall) -> Responding + Send + 'static,
+) -> Answer
+where
+    Responding: Future<Output = Response<Body>> + Send + 'static,
+{
+    let api = api.clone();
+    Box::pin(async move {
+        let (head, body) = request.into_parts();
+        let mut in_flight = InFlight::start(api.clone(), method, Instant::now());
+        // The stream through which a learner can be saved.
+        let for_learner = method == Method::Snapshot;
+        let admitted = api.admit(method.kind(), &head.headers, for_learner);
+        match admitted.and_then(|()| api.streams.open(needs_leader(&head.headers))) {
+            Ok(ticket) => {
+                let messages = Messages::new(body, &head.headers, api.receive.clone());
+                let timeout = timeout(&head.headers);
+                respond(messages, StreamCall { api, method, ticket, in_flight, timeout }).await
+            }
+            Err(status) => {
+                in_flight.end(status.code as usize);
+                status.into_response()
+            }
         }
-        Err(status) => {
-            in_flight.end(status.code as usize);
-            Err(status.into_response())
-        }
-    }
+    })
 }
 
 /// A call that answers with a stream, and has not answered yet.

@@ -15,7 +15,7 @@ use mainstay_proto::v3electionpb::{
     ProclaimResponse, ResignRequest, ResignResponse,
 };
 
-use super::call::{Chunk, begin, unary, unary_requests};
+use super::call::{Chunk, streaming, unary, unary_requests};
 use super::methods::Method;
 use super::recipe::{self, LocalWatch};
 use super::status::Status;
@@ -154,18 +154,13 @@ impl Drop for Candidacy<'_> {
 
 /// The leader now, and each change of him.
 pub(super) fn observe(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
-    let api = api.clone();
-    Box::pin(async move {
-        let (messages, call) = match begin(&api, Method::Observe, request) {
-            Ok(begun) => begun,
-            Err(refusal) => return refusal,
-        };
+    streaming(api, Method::Observe, request, async |messages, call| {
         let request: LeaderRequest = match call.request(messages).await {
             Ok(request) => request,
             Err(status) => return call.refuse(status),
         };
         let observer = Observer {
-            core: api.core.clone(),
+            core: call.api.core.clone(),
             prefix: recipe::prefix(&request.name),
             told: Vec::new(),
             key: None,

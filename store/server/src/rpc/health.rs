@@ -10,7 +10,7 @@ use http::Request;
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
-use super::call::{Chunk, begin, unary, unary_requests};
+use super::call::{Chunk, streaming, unary, unary_requests};
 use super::methods::Method;
 use super::status::Status;
 use super::{Answer, Api};
@@ -53,18 +53,13 @@ pub(super) fn check(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
 }
 
 pub(super) fn watch(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
-    let api = api.clone();
-    Box::pin(async move {
-        let (messages, call) = match begin(&api, Method::HealthWatch, request) {
-            Ok(begun) => begun,
-            Err(refusal) => return refusal,
-        };
+    streaming(api, Method::HealthWatch, request, async |messages, call| {
         let request: HealthCheckRequest = match call.request(messages).await {
             Ok(request) => request,
             Err(status) => return call.refuse(status),
         };
         let known = request.service.is_empty();
-        let first = (api.draining.subscribe(), true);
+        let first = (call.api.draining.subscribe(), true);
         let states = stream::unfold(first, move |(mut draining, first)| async move {
             let state = next_state(&mut draining, first, known).await?;
             let response = HealthCheckResponse { status: state };

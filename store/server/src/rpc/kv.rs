@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb as pb;
 use tokio::sync::mpsc;
 
-use super::call::{Chunk, begin, unary, unary_requests};
+use super::call::{Chunk, streaming, unary, unary_requests};
 use super::methods::Method;
 use super::status::Status;
 use super::{Answer, Api};
@@ -50,14 +50,9 @@ pub(super) fn compact(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
 }
 
 pub(super) fn range_stream(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
-    let api = api.clone();
-    Box::pin(async move {
-        let (messages, call) = match begin(&api, Method::RangeStream, request) {
-            Ok(begun) => begun,
-            Err(refusal) => return refusal,
-        };
+    streaming(api, Method::RangeStream, request, async |messages, call| {
         let chunks = match call.request(messages).await {
-            Ok(request) => api.core.range_stream(request).await.map_err(Status::from),
+            Ok(request) => call.api.core.range_stream(request).await.map_err(Status::from),
             Err(status) => Err(status),
         };
         match chunks {

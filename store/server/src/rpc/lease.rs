@@ -7,7 +7,7 @@ use http::Request;
 use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb as pb;
 
-use super::call::{Chunk, begin, unary, unary_requests};
+use super::call::{Chunk, streaming, unary, unary_requests};
 use super::methods::Method;
 use super::receive::Messages;
 use super::status::Status;
@@ -46,13 +46,9 @@ pub(super) fn leases(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
 
 /// One response for each request, in order; the stream ends when the client has sent its last one.
 pub(super) fn keep_alive(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
-    let api = api.clone();
-    Box::pin(async move {
-        let (messages, call) = match begin(&api, Method::LeaseKeepAlive, request) {
-            Ok(begun) => begun,
-            Err(refusal) => return refusal,
-        };
-        let renewals = stream::try_unfold((api, messages), |(api, mut messages)| async move {
+    streaming(api, Method::LeaseKeepAlive, request, async |messages, call| {
+        let start = (call.api.clone(), messages);
+        let renewals = stream::try_unfold(start, |(api, mut messages)| async move {
             let renewed = renew_next(&api, &mut messages).await?;
             Ok(renewed.map(|chunk| (chunk, (api, messages))))
         });

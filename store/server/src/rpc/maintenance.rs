@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb as pb;
 use tokio::sync::mpsc;
 
-use super::call::{Chunk, UnaryRequest, begin, unary, unary_requests};
+use super::call::{Chunk, UnaryRequest, streaming, unary, unary_requests};
 use super::methods::Method;
 use super::status::Status;
 use super::{Answer, Api};
@@ -70,14 +70,9 @@ pub(super) fn downgrade(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
 }
 
 pub(super) fn snapshot(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
-    let api = api.clone();
-    Box::pin(async move {
-        let (messages, call) = match begin(&api, Method::Snapshot, request) {
-            Ok(begun) => begun,
-            Err(refusal) => return refusal,
-        };
+    streaming(api, Method::Snapshot, request, async |messages, call| {
         let pieces = match call.request::<pb::SnapshotRequest>(messages).await {
-            Ok(_) => api.core.snapshot().await.map_err(Status::from),
+            Ok(_) => call.api.core.snapshot().await.map_err(Status::from),
             Err(status) => Err(status),
         };
         match pieces {

@@ -195,13 +195,10 @@ pub(crate) fn answer(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
 }
 
 fn unknown(api: &Api, request: Request<Incoming>) -> Answer {
-    let request = match &api.reflection {
-        None => request,
-        Some(reflection) => match reflection.call(request) {
-            Ok(answer) => return answer,
-            Err(request) => request,
-        },
-    };
-    let text = methods::unknown(request.uri().path());
+    let path = request.uri().path();
+    if let Some(serve) = api.reflection.as_ref().and_then(|reflection| reflection.find(path)) {
+        return serve(request);
+    }
+    let text = methods::unknown(path);
     Box::pin(std::future::ready(Status::new(Code::Unimplemented, text).into_response()))
 }

@@ -10,7 +10,8 @@ use tonic::codegen::Service;
 
 use super::Answer;
 
-type Serve = dyn Fn(Request<Incoming>) -> Answer + Send + Sync;
+/// Answers a request.
+pub(crate) type Serve = dyn Fn(Request<Incoming>) -> Answer + Send + Sync;
 
 /// The two versions of the reflection service.
 #[derive(Clone)]
@@ -31,14 +32,14 @@ impl Reflection {
         Ok(Self { v1: serve(v1), v1alpha: serve(v1alpha) })
     }
 
-    /// Answers a request of reflection; gives any other back.
-    pub(crate) fn call(&self, request: Request<Incoming>) -> Result<Answer, Request<Incoming>> {
-        match request.uri().path() {
-            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo" => Ok((self.v1)(request)),
+    /// What answers the requests of a path, if it is one of reflection.
+    pub(crate) fn find(&self, path: &str) -> Option<&Serve> {
+        match path {
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo" => Some(&*self.v1),
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo" => {
-                Ok((self.v1alpha)(request))
+                Some(&*self.v1alpha)
             }
-            _ => Err(request),
+            _ => None,
         }
     }
 }

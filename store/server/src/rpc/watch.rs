@@ -18,7 +18,7 @@ use mainstay_proto::etcdserverpb::watch_request::RequestUnion;
 use mainstay_watch::{CreateRequest, StreamClosed, WatchRequests, WatchResponses};
 use tokio::task::JoinHandle;
 
-use super::call::{Chunk, begin, put_header};
+use super::call::{Chunk, put_header, streaming};
 use super::methods::Method;
 use super::receive::{HEADER, Messages};
 use super::status::Status;
@@ -29,12 +29,8 @@ use crate::error::{Code, Error};
 const CHUNK: usize = 32 << 10;
 
 pub(super) fn watch(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
-    let api = api.clone();
-    Box::pin(async move {
-        let (messages, call) = match begin(&api, Method::Watch, request) {
-            Ok(begun) => begun,
-            Err(refusal) => return refusal,
-        };
+    streaming(api, Method::Watch, request, async |messages, call| {
+        let api = call.api.clone();
         let (requests, responses) = api.core.watch.open();
         let ender = call.ticket.ender();
         let reader = tokio::spawn(async move {
