@@ -94,6 +94,8 @@ where
                 grpc_response(UnaryBody { data: Some(data), trailers_due: true }.boxed_unsync())
             }
             Err(status) => {
+                // etcd's counter takes the status for a message.
+                call.sent(0, 1);
                 call.end(status.code as usize);
                 status.into_response()
             }

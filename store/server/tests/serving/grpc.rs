@@ -148,7 +148,7 @@ async fn calls_are_counted() {
     for line in [
         format!("grpc_server_started_total{{{labels} 2"),
         format!("grpc_server_msg_received_total{{{labels} 2"),
-        format!("grpc_server_msg_sent_total{{{labels} 1"),
+        format!("grpc_server_msg_sent_total{{{labels} 2"),
         format!("grpc_server_handled_total{{grpc_code=\"OK\",{labels} 1"),
         format!("grpc_server_handled_total{{grpc_code=\"InvalidArgument\",{labels} 1"),
         format!("grpc_server_handling_seconds_count{{{labels} 2"),
