@@ -230,14 +230,13 @@ impl Shared {
     fn flush(&self, wait: bool) -> Result<()> {
         let mut options = FlushOptions::default();
         options.set_wait(wait);
-        let started = self.active.load(Ordering::Relaxed);
+        // Taken as a whole, so that two flushes at one time do not count the same bytes twice.
+        let started = self.active.swap(0, Ordering::Relaxed);
+        self.flushing.fetch_add(started, Ordering::Relaxed);
         let flushed = self.db.flush_cfs_opt(&self.handles(), &options);
         flushed.map_err(|error| self.fail("flush", &error))?;
-        self.active.fetch_sub(started, Ordering::Relaxed);
         if wait {
             *self.files() = None;
-        } else {
-            self.flushing.fetch_add(started, Ordering::Relaxed);
         }
         self.check_background()
     }

@@ -297,6 +297,24 @@ fn usage_grows_by_what_is_written_and_reclaim_gives_it_back() {
 }
 
 #[test]
+fn flushes_at_one_time_count_bytes_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = RocksEngine::open(dir.path(), &small()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| (0..30).for_each(|_| engine.flush().unwrap()));
+        }
+        for at in 0..2_000 {
+            let mut batch = Batch::new();
+            batch.put(Family::Key, number(at), vec![7; 1_000]);
+            engine.write(batch).unwrap();
+        }
+    });
+    engine.flush().unwrap();
+    assert!(engine.usage().memory_bytes < 10_000_000, "{:?}", engine.usage());
+}
+
+#[test]
 fn reclaim_is_cancelled_by_close() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("engine");
