@@ -5,4 +5,5 @@
 mod cluster;
 mod common;
 mod mixed;
+mod recovery;
 mod single;
