@@ -96,9 +96,10 @@ impl Core {
     /// The hash of the keys at a revision, and the current revision. Hashes of compactions are
     /// kept and given when their revision is asked for.
     pub(crate) async fn hash_at(&self, revision: i64) -> Result<(mvcc::HashKv, i64)> {
-        // Zero stands for the current revision, unless the store was compacted to it: etcd looks
-        // among the kept ones first, whatever is asked for.
-        if let Some(kept) = self.hashes.of(revision).await {
+        // Zero is the current revision, also when the store was once compacted to it.
+        if revision > 0
+            && let Some(kept) = self.hashes.of(revision).await
+        {
             return Ok((kept, self.published.load().revision()));
         }
         self.read(true, move |at| Ok((mvcc::hash_kv(&*at.view, at.at(), revision)?, at.revision())))
