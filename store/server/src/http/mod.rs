@@ -5,6 +5,7 @@
 //! served there a 405 that names the right one.
 
 mod health;
+mod process;
 mod query;
 
 use std::sync::Arc;
@@ -52,7 +53,10 @@ impl HttpSide {
         let query = Query::parse(request.uri().query().unwrap_or_default());
         let all = paths == Paths::Client;
         match request.uri().path() {
-            "/metrics" => reply(StatusCode::OK, METRICS, self.core.metrics_text()),
+            "/metrics" => {
+                let text = self.core.metrics_text() + &process::metrics();
+                reply(StatusCode::OK, METRICS, text)
+            }
             "/health" => self.get(request, || self.health.health(&self.core, &query)).await,
             "/version" if all => self.get(request, || std::future::ready(self.version())).await,
             "/debug/vars" if all => self.get(request, || std::future::ready(variables())).await,

@@ -57,7 +57,6 @@ pub(crate) fn log<R: UnaryRequest>(
     let facts = request.facts(response);
     let now = SystemTime::now();
     let start = now.checked_sub(took).unwrap_or(now);
-    let start = start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let remote = match peer.and_then(|peer| peer.peer) {
         Some(address) => address.to_string(),
         None => "unix".to_owned(),
@@ -65,7 +64,7 @@ pub(crate) fn log<R: UnaryRequest>(
     macro_rules! stats {
         ($level:ident) => {
             tracing::$level!(
-                "start time" = start.as_secs_f64(),
+                "start time" = timestamp(start),
                 "time spent" = format!("{took:?}"),
                 "remote" = remote,
                 "response type" = method.path(),
@@ -84,6 +83,25 @@ pub(crate) fn log<R: UnaryRequest>(
     } else {
         stats!(warn);
     }
+}
+
+/// `2026-11-30T18:40:20.611579Z`.
+fn timestamp(time: SystemTime) -> String {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    // Years that begin in March have their odd day at the end; 400 of them have 146,097 days.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let micros = since.subsec_micros();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
 }
 
 fn sizes<R: prost::Message>(count: i64, request_size: usize, response: Option<(i64, &R)>) -> Facts {
@@ -229,6 +247,17 @@ mod tests {
         let facts = request.facts(Some(&pb::TxnResponse { succeeded: true, ..Default::default() }));
         assert_eq!(facts.content, "success:<key:\"k\\n\" value_size:6 > ");
         assert_eq!((facts.request_count, facts.response_count), (1, 0));
+    }
+
+    #[test]
+    fn times_are_written_as_in_the_log() {
+        let at = |seconds, micros: u32| {
+            timestamp(SystemTime::UNIX_EPOCH + Duration::new(seconds, micros * 1000))
+        };
+        assert_eq!(at(0, 0), "1970-01-01T00:00:00.000000Z");
+        assert_eq!(at(951_827_696, 5), "2000-02-29T12:34:56.000005Z");
+        assert_eq!(at(4_107_542_400, 0), "2100-03-01T00:00:00.000000Z");
+        assert_eq!(at(1_796_064_020, 611_579), "2026-11-30T18:40:20.611579Z");
     }
 
     #[test]
