@@ -263,15 +263,28 @@ impl Core {
         if self.stop.is_stopped() {
             return Err(Error::Stopped);
         }
-        // The only voter is its own quorum: nothing can be acknowledged but by this member's apply
-        // thread, which publishes first. Should others become voters or leader, this member
-        // publishes the change before it lets its raft thread act on it, and records the loss of
-        // leadership before it answers the vote that causes it.
-        if self.leadership.is_local() && self.published.load().sole_voter {
+        if self.leads_alone() {
             return Ok(());
         }
         let index = self.reads.read_index().await?;
         if self.applied.wait(index).await { Ok(()) } else { Err(Error::Stopped) }
+    }
+
+    /// Whether the published state is current without asking anybody: this member leads, is the
+    /// only voter, and has applied an entry of its own term, so all that came before its start or
+    /// election too.
+    ///
+    /// The only voter is its own quorum: nothing can be acknowledged but by this member's apply
+    /// thread, which publishes first. Should others become voters or leader, this member publishes
+    /// the change before it lets its raft thread act on it, and records the loss of leadership
+    /// before it answers the vote that causes it.
+    fn leads_alone(&self) -> bool {
+        let term = self.leadership.term();
+        // In this order: what is published must not be older than the look at leadership.
+        self.leadership.is_local() && {
+            let published = self.published.load();
+            published.sole_voter && published.state.applied.term == term
+        }
     }
 
     /// Returns when a quorum has confirmed that this member leads, after the call.
@@ -279,7 +292,7 @@ impl Core {
         if !self.leadership.is_local() {
             return Err(Error::NotLeader);
         }
-        if !self.published.load().sole_voter {
+        if !self.leads_alone() {
             self.reads.read_index().await?;
         }
         if self.leadership.is_local() { Ok(()) } else { Err(Error::NotLeader) }

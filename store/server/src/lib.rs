@@ -28,6 +28,7 @@
 
 mod applied;
 mod apply_loop;
+mod auto_compaction;
 mod background;
 mod bootstrap;
 mod cluster;

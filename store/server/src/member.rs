@@ -175,7 +175,10 @@ impl Member {
             .spawn(move || apply.run())
             .map_err(system("starting the apply thread"))?;
 
-        let mut tasks = vec![runtime.spawn(tasks::run(core.clone()))];
+        let mut tasks = vec![
+            runtime.spawn(tasks::run(core.clone())),
+            runtime.spawn(stop_with(core.clone(), raft.clone())),
+        ];
         if let Some(peers) = network.peers() {
             peers.start(Arc::new(PeerHost { core: core.clone(), staged }));
             for remote in remotes.iter().filter(|remote| remote.id != own) {
@@ -227,22 +230,28 @@ impl Drop for Member {
     fn drop(&mut self) {
         if let Some(running) = self.running.take() {
             self.core.stop.stop(StopReason::Shutdown);
-            stop(&self.core, &running);
+            stop(&self.core, &running.raft);
         }
     }
 }
 
 /// Tells everything to end.
-fn stop(core: &Core, running: &Running) {
+fn stop(core: &Core, raft: &Handle) {
     core.reads.stop();
     core.network.stop();
-    running.raft.stop();
+    raft.stop();
+}
+
+/// A member that cannot go on, or was removed, must not vote or lead any more either.
+async fn stop_with(core: Arc<Core>, raft: Handle) {
+    core.stop.stopped().await;
+    stop(&core, &raft);
 }
 
 /// Ends the threads in their order. The log has all that is to be kept; a flush at the end saves
 /// the next start the replay.
 async fn end(core: &Core, running: Running) {
-    stop(core, &running);
+    stop(core, &running.raft);
     let Running { raft, apply, background, watch, tasks } = running;
     let ending = tokio::task::spawn_blocking(move || {
         raft.join();

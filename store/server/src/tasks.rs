@@ -15,10 +15,12 @@ use mainstay_proto::membershippb::{
 
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::{lease, version};
+use crate::{auto_compaction, lease, version};
 
 /// How often the leader asks all members for their versions.
 const VERSION_INTERVAL: Duration = Duration::from_secs(4);
+/// How often the engine is asked whether it is well.
+const ENGINE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often rounds of reads are looked at.
 const READ_TICK: Duration = Duration::from_millis(100);
 /// Pause between two looks for connected peers after the start.
@@ -36,6 +38,8 @@ pub(crate) async fn run(core: Arc<Core>) {
             repeat_reads(core.clone()),
             advance_ticks(core.clone()),
             lease::keep_leases(core.clone()),
+            watch_engine(core.clone()),
+            auto_compaction::run(core.clone()),
         )
     };
     tokio::select! {
@@ -175,6 +179,17 @@ async fn watch_downgrade(core: Arc<Core>) {
             if let Err(error) = core.cancel_downgrade().await {
                 tracing::warn!(%error, "failed to end the downgrade");
             }
+        }
+    }
+}
+
+/// Notices an engine that failed in the background while nothing was written.
+async fn watch_engine(core: Arc<Core>) {
+    loop {
+        tokio::time::sleep(ENGINE_INTERVAL).await;
+        let generation = core.published.load().generation.clone();
+        if let Err(error) = generation.engine().health() {
+            core.stop.fatal(format!("the engine failed: {error}"));
         }
     }
 }

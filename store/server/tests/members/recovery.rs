@@ -131,6 +131,26 @@ mod on_disk {
         store.shutdown().await;
     }
 
+    /// A member that is alone answers reads without asking anybody, but not before it has replayed
+    /// what it had acknowledged in its former life.
+    #[tokio::test]
+    async fn reads_wait_for_the_replay() {
+        let (dir, crashed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let store = open(config(dir.path(), durable_engine().unwrap())).await;
+        store.core().put(put("flushed", "1")).await.unwrap();
+        store.shutdown().await;
+        let store = open(config(dir.path(), durable_engine().unwrap())).await;
+        for i in 0..500 {
+            store.core().put(put("counter", &i.to_string())).await.unwrap();
+        }
+        copy_dir(dir.path(), crashed.path());
+        store.shutdown().await;
+        let restarted = config(crashed.path(), durable_engine().unwrap());
+        let store = Builder::new(restarted).open().await.unwrap();
+        assert_eq!(value(store.core(), "counter").await.as_deref(), Some("499"));
+        store.shutdown().await;
+    }
+
     #[tokio::test]
     async fn an_engine_behind_the_beginning_of_the_log_is_refused() {
         let dir = tempfile::tempdir().unwrap();
