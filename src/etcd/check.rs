@@ -176,6 +176,7 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
         watch_progress_notify_interval: values.duration("watch-progress-notify-interval"),
         lease_checkpoint: check_gates(values)?,
         downgrade_check_time: values.duration("downgrade-check-time"),
+        warning_apply_duration: values.duration("warning-apply-duration"),
         name: name.clone(),
         ..StoreConfig::new("")
     };

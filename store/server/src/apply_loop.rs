@@ -185,7 +185,17 @@ impl ApplyLoop {
         }
         self.answer(applied.outcomes, &over_quota);
         self.mark_if_due(&published);
-        self.core.metrics.applied(index, started.elapsed());
+        let (took, expected) = (started.elapsed(), self.core.config.warning_apply_duration);
+        if took > expected {
+            tracing::warn!(
+                took = format!("{took:?}"),
+                "expected-duration" = format!("{expected:?}"),
+                entries = entries.len(),
+                index,
+                "apply request took too long"
+            );
+        }
+        self.core.metrics.applied(index, took, took > expected);
         if removed {
             self.leave();
         }

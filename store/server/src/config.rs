@@ -121,6 +121,8 @@ pub struct StoreConfig {
     pub lease_checkpoint_interval: Duration,
     /// How often the leader looks whether a downgrade is complete; zero: never.
     pub downgrade_check_time: Duration,
+    /// Batches of entries that take longer to apply are logged and counted.
+    pub warning_apply_duration: Duration,
 
     /// The engine and its budgets.
     pub engine: EngineKind,
@@ -195,6 +197,7 @@ impl StoreConfig {
             lease_checkpoint: false,
             lease_checkpoint_interval: Duration::from_secs(300),
             downgrade_check_time: Duration::from_secs(5),
+            warning_apply_duration: Duration::from_millis(100),
             engine: EngineKind::default(),
         }
     }

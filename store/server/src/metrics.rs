@@ -151,10 +151,10 @@ impl Metrics {
     }
 
     /// A batch was applied up to `index`.
-    pub(crate) fn applied(&self, index: u64, took: Duration) {
+    pub(crate) fn applied(&self, index: u64, took: Duration, is_slow: bool) {
         self.applied.set(index as i64);
         self.apply.observe(took.as_secs_f64());
-        if took > SLOW_APPLY {
+        if is_slow {
             self.slow_apply.inc();
         }
     }
@@ -167,9 +167,6 @@ impl Metrics {
         String::from_utf8_lossy(&text).into_owned()
     }
 }
-
-/// etcd warns of what takes longer.
-const SLOW_APPLY: Duration = Duration::from_millis(100);
 
 impl Scraped {
     fn new(r: &Register<'_>) -> Self {
