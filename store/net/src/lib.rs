@@ -8,6 +8,8 @@
 //! the number of connections has a limit; after [`Server::shutdown`] no new request starts, and
 //! connections that do not end by themselves are cut at the deadline.
 
+mod authority;
+mod hpack;
 mod listen;
 mod serve;
 mod url;

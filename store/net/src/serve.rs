@@ -1,7 +1,8 @@
 //! Accepting connections and serving them until shutdown.
 //!
 //! Input: a [`Listener`] and a [`Handler`]. Output: one handler call per request. HTTP/2 with
-//! prior knowledge and HTTP/1.1 are told apart by the first bytes of the connection.
+//! prior knowledge and HTTP/1.1 are told apart by the first bytes of the connection. Requests whose
+//! `:authority` is a URL are answered too (see [`crate::authority`]).
 //!
 //! **Invariant:** every connection task ends: by itself, by the graceful signal, or at the
 //! deadline of [`Server::shutdown`].
@@ -24,6 +25,7 @@ use hyper_util::server::conn::auto;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::authority::Mended;
 use crate::listen::Listener;
 
 /// Any error of a body or a service.
@@ -145,7 +147,7 @@ async fn accept_loop(
                 Ok((stream, peer)) => {
                     let task = serve_connection(
                         builder.clone(),
-                        TokioIo::new(stream),
+                        TokioIo::new(Mended::new(stream)),
                         Connection { peer },
                         handler.clone(),
                         for_connections.clone(),
@@ -203,7 +205,7 @@ fn builder(options: &Options) -> auto::Builder<TokioExecutor> {
 
 async fn serve_connection(
     builder: Arc<auto::Builder<TokioExecutor>>,
-    io: TokioIo<crate::Stream>,
+    io: TokioIo<Mended<crate::Stream>>,
     connection: Connection,
     handler: Arc<dyn Handler>,
     mut stopped: watch::Receiver<bool>,
@@ -271,6 +273,43 @@ mod tests {
         assert!(get(address).await.ends_with("/hello"));
         server.shutdown(Duration::from_secs(1)).await;
         assert!(tokio::net::TcpStream::connect(address).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_url_as_authority_is_answered() {
+        use crate::authority::tests::{frame, request};
+        let url = &parse_urls("http://127.0.0.1:0").unwrap()[0];
+        let listener = Listener::bind(url, false).unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Server::start(vec![listener], Arc::new(Echo), Options::default());
+        for (authority, huffman) in [
+            ("http://127.0.0.1:2379", true),
+            ("http://127.0.0.1:2379", false),
+            ("unix:///run/x.sock", true),
+            ("127.0.0.1:2379", true),
+        ] {
+            let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+            stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+            // In two writes, for the server to see a part if it is quick.
+            let headers = frame(1, 0x5, &request(authority, huffman));
+            let (first, second) = headers.split_at(20);
+            stream.write_all(first).await.unwrap();
+            stream.write_all(second).await.unwrap();
+            // The first frame of the stream: a reset if the authority was refused.
+            let (kind, payload) = loop {
+                let mut header = [0; 9];
+                stream.read_exact(&mut header).await.unwrap();
+                let len = u32::from_be_bytes([0, header[0], header[1], header[2]]);
+                let mut payload = vec![0; len as usize];
+                stream.read_exact(&mut payload).await.unwrap();
+                if header[8] == 1 {
+                    break (header[3], payload);
+                }
+            };
+            assert_eq!((kind, payload[0]), (1, 0x88), "{authority}: HEADERS with :status 200");
+        }
+        server.shutdown(Duration::from_secs(1)).await;
     }
 
     #[tokio::test]
