@@ -199,5 +199,8 @@ impl Core {
 /// An alarm as Go prints the message, which is what operators see in a status.
 fn alarm_text(alarm: &pb::AlarmMember) -> String {
     let kind = pb::AlarmType::try_from(alarm.alarm).map_or("UNKNOWN", |kind| kind.as_str_name());
-    format!("memberID:{} alarm:{kind} ", alarm.member_id)
+    match alarm.member_id {
+        0 => format!("alarm:{kind}"),
+        id => format!("memberID:{id} alarm:{kind}"),
+    }
 }

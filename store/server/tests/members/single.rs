@@ -284,7 +284,7 @@ async fn a_full_store_refuses_writes_until_it_is_disarmed() {
     assert_eq!(alarms[0].alarm, pb::AlarmType::Nospace as i32);
     assert_eq!(alarms[0].member_id, core.identity().member_id);
     let errors = core.status().errors;
-    assert_eq!(errors, [format!("memberID:{} alarm:NOSPACE ", core.identity().member_id)]);
+    assert_eq!(errors, [format!("memberID:{} alarm:NOSPACE", core.identity().member_id)]);
     let delete = pb::DeleteRangeRequest { key: "k".into(), range_end: "l".into(), prev_kv: false };
     core.delete_range(delete).await.unwrap();
     store.shutdown().await;

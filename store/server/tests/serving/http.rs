@@ -6,6 +6,7 @@ use mainstay_proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use mainstay_store::serve::{ServeOptions, Serving, drain};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tonic::Code;
 
 use crate::common::{PATIENCE, Served, connect, listener, open};
 
@@ -76,14 +77,20 @@ async fn probes_get_etcds_answers() {
 async fn alarms_make_a_member_unhealthy() {
     let served = Served::start_with(|_| {}, |_| {}).await;
     let mut maintenance = MaintenanceClient::new(served.channel().await);
-    let raise = |alarm| pb::AlarmRequest { action: 1, member_id: 0, alarm };
-    maintenance.alarm(raise(1)).await.unwrap();
+    let raise = |member_id, alarm| pb::AlarmRequest { action: 1, member_id, alarm };
+    maintenance.alarm(raise(5, 1)).await.unwrap();
     let answer = get(&served.url, "/health").await;
     let body = "{\"health\":\"false\",\"reason\":\"ALARM NOSPACE\"}\n";
     assert_eq!((answer.status, answer.body.as_str()), (503, body));
     assert_eq!(get(&served.url, "/health?exclude=NOSPACE").await.status, 200);
     assert_eq!(get(&served.url, "/readyz").await.status, 200);
-    maintenance.alarm(raise(2)).await.unwrap();
+    maintenance.alarm(raise(0, 2)).await.unwrap();
+    let mut kv = KvClient::new(served.channel().await);
+    let put = pb::PutRequest { key: "a".into(), ..Default::default() };
+    let status = kv.put(put).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::DataLoss, "etcdserver: corrupt cluster"));
+    let told = maintenance.status(pb::StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(told.errors, ["memberID:5 alarm:NOSPACE", "alarm:CORRUPT"]);
     let answer = get(&served.url, "/readyz").await;
     assert_eq!(answer.status, 503);
     let line = "[-]data_corruption failed: alarm activated: CORRUPT\n";
