@@ -256,9 +256,19 @@ pub async fn run(cluster: &mut Cluster, options: &Options) -> Result<Report> {
     check_running(&mut cluster.members)?;
 
     println!("reading the history up to revision {revision}");
-    let events = read_history(&urls[0], revision).await?;
-    for url in urls.iter().skip(1) {
-        let other = read_history(url, revision).await?;
+    let readers: Vec<_> = urls
+        .iter()
+        .map(|url| {
+            let url = url.clone();
+            tokio::spawn(async move { read_history(&url, revision).await })
+        })
+        .collect();
+    let mut histories = Vec::new();
+    for reader in readers {
+        histories.push(reader.await??);
+    }
+    let events = histories.remove(0);
+    for (url, other) in urls.iter().skip(1).zip(histories) {
         if other != events {
             let at = events.iter().zip(&other).take_while(|(left, right)| left == right).count();
             report.problems.push(format!(
@@ -269,6 +279,7 @@ pub async fn run(cluster: &mut Cluster, options: &Options) -> Result<Report> {
             ));
         }
     }
+    println!("comparing {} operations with {} events", operations.len(), events.len());
     let history = History::new(events);
     report.problems.extend(history.problems.iter().cloned());
     report.problems.extend(check_operations(&operations, &history));
@@ -276,6 +287,7 @@ pub async fn run(cluster: &mut Cluster, options: &Options) -> Result<Report> {
         report.problems.extend(watched.problems.iter().cloned());
         report.problems.extend(check_watcher(&watched.view, &watched.observed, &history));
     }
+    println!("comparing old states and hashes");
     let mut rng = ChaCha8Rng::seed_from_u64(options.seed + 1);
     let mut revisions: Vec<i64> = (0..100).map(|_| rng.random_range(1..=revision)).collect();
     revisions.push(revision);
