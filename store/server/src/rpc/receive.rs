@@ -6,6 +6,7 @@
 //! **Invariant:** a message that was begun and is not finished in time ends the call; messages that
 //! are put together from many pieces hold no more than a common budget.
 
+use std::io::Read as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ const SMALL: usize = 64 << 10;
 const BUDGET: usize = 256 << 20;
 /// How long one message may take to come.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The compression that is understood; answers are not compressed.
+const GZIP: &str = "gzip";
 /// What a request may be larger than the limit for log entries.
 const OVERHEAD: usize = 512 << 10;
 
@@ -127,13 +130,15 @@ where
         Ok(length)
     }
 
-    fn check_flag(&self, flag: u8) -> Result<(), Status> {
-        match (flag, &self.encoding) {
-            (0, _) => Ok(()),
+    /// What a frame's payload is as a message.
+    fn open(&self, flag: u8, payload: Bytes) -> Result<Bytes, Status> {
+        match (flag, self.encoding.as_deref()) {
+            (0, _) => Ok(payload),
             (1, None) => Err(Status::new(
                 Code::Internal,
                 "grpc: compressed flag set with identity or empty encoding",
             )),
+            (1, Some(GZIP)) => self.unzip(&payload),
             (1, Some(encoding)) => Err(Status::new(
                 Code::Unimplemented,
                 format!("grpc: Decompressor is not installed for grpc-encoding {encoding:?}"),
@@ -145,6 +150,22 @@ where
         }
     }
 
+    /// Unpacks no more than a message may be large.
+    fn unzip(&self, payload: &[u8]) -> Result<Bytes, Status> {
+        let max = self.limits.max_message;
+        let mut message = Vec::new();
+        let mut unpacked = flate2::read::GzDecoder::new(payload).take(max as u64 + 1);
+        if let Err(error) = unpacked.read_to_end(&mut message) {
+            let text = format!("grpc: failed to read decompressed data: {error}");
+            return Err(Status::new(Code::Internal, text));
+        }
+        if message.len() > max {
+            let text = format!("grpc: received message after decompression larger than max {max}");
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
+        Ok(message.into())
+    }
+
     /// The message that is in `rest`, if it is there whole.
     fn take_whole(&mut self) -> Result<Option<Bytes>, Status> {
         let Some(header) = self.rest.first_chunk::<HEADER>() else { return Ok(None) };
@@ -153,9 +174,9 @@ where
         if self.rest.len() - HEADER < length {
             return Ok(None);
         }
-        self.check_flag(flag)?;
         self.rest.advance(HEADER);
-        Ok(Some(self.rest.split_to(length)))
+        let payload = self.rest.split_to(length);
+        self.open(flag, payload).map(Some)
     }
 
     async fn put_together(&mut self) -> Result<Bytes, Status> {
@@ -184,9 +205,9 @@ where
             let more = (wanted - buffer.len()).min(self.rest.len());
             buffer.extend_from_slice(&self.rest.split_to(more));
         }
-        self.check_flag(buffer[0])?;
+        let flag = buffer[0];
         buffer.advance(HEADER);
-        Ok(buffer.freeze())
+        self.open(flag, buffer.freeze())
     }
 }
 
@@ -270,15 +291,15 @@ mod tests {
 
     #[test]
     fn faults_have_the_texts_of_grpc() {
-        let mut gzip = HeaderMap::new();
-        gzip.insert("grpc-encoding", "gzip".parse().unwrap());
+        let mut snappy = HeaderMap::new();
+        snappy.insert("grpc-encoding", "snappy".parse().unwrap());
         let none = HeaderMap::new();
         let cases = [
             (frame(1, b"x"), &none, "grpc: compressed flag set with identity or empty encoding"),
             (
                 frame(1, b"x"),
-                &gzip,
-                "grpc: Decompressor is not installed for grpc-encoding \"gzip\"",
+                &snappy,
+                "grpc: Decompressor is not installed for grpc-encoding \"snappy\"",
             ),
             (frame(7, b"x"), &none, "grpc: received unexpected payload format 7"),
             (frame(0, b"xyz")[..6].to_vec(), &none, "unexpected EOF"),
@@ -288,6 +309,28 @@ mod tests {
             let mut messages = messages(vec![bytes], headers, small_limits(40));
             assert_eq!(run(messages.only()).unwrap_err().message, text);
         }
+    }
+
+    #[test]
+    fn gzip_is_unpacked_up_to_the_limit() {
+        let mut headers = HeaderMap::new();
+        headers.insert("grpc-encoding", "gzip".parse().unwrap());
+        let zip = |payload: &[u8]| {
+            let mut packed = Vec::new();
+            let level = flate2::Compression::best();
+            flate2::read::GzEncoder::new(payload, level).read_to_end(&mut packed).unwrap();
+            frame(1, &packed)
+        };
+        let first = |bytes: Vec<u8>| {
+            let mut messages = messages(vec![bytes], &headers, small_limits(1000));
+            run(messages.only())
+        };
+        assert_eq!(first(zip(b"hello")).unwrap(), "hello");
+        assert_eq!(first(frame(0, b"plain")).unwrap(), "plain");
+        let bomb = first(zip(&[0; 100_000])).unwrap_err();
+        assert_eq!(bomb.code, Code::ResourceExhausted);
+        assert_eq!(bomb.message, "grpc: received message after decompression larger than max 1000");
+        assert_eq!(first(frame(1, b"no gzip")).unwrap_err().code, Code::Internal);
     }
 
     #[tokio::test(start_paused = true)]
