@@ -362,7 +362,7 @@ impl ApplyLoop {
     fn mark_if_due(&mut self, published: &Arc<Published>) {
         let index = published.state.applied.index;
         if !self.home.is_durable()
-            || index.saturating_sub(self.marked) <= self.core.config.snapshot_count
+            || index.saturating_sub(self.marked) <= self.core.config.entries_between_marks()
         {
             return;
         }
@@ -398,7 +398,7 @@ impl ApplyLoop {
             to = index,
             "replacing the state by a snapshot of the leader"
         );
-        let staged = self.staged.take(index).ok_or(ApplyError::NotStaged(index))?;
+        let staged = self.staged.take(index)?.ok_or(ApplyError::NotStaged(index))?;
         let generation = Arc::new(staged.install(&self.home)?);
         self.machine = StateMachine::open(&**generation.engine(), self.machine.limits())?;
         self.marked = index;

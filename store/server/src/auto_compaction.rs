@@ -42,6 +42,8 @@ impl Keeper {
     fn new(mode: AutoCompaction, now: Instant) -> Option<Self> {
         match mode {
             AutoCompaction::Off => None,
+            AutoCompaction::Periodic(period) if period < NOTES * Duration::from_millis(1) => None,
+            AutoCompaction::Revisions(keep) if keep <= 0 => None,
             AutoCompaction::Periodic(period) => {
                 let notes = VecDeque::new();
                 Some(Self::Periodic { period, notes, wait: period, last: (now, 0) })

@@ -87,9 +87,9 @@ pub struct StoreConfig {
     /// Vote, but never lead.
     pub never_lead: bool,
 
-    /// Entries between two points to which the log may be cut.
+    /// Entries between two points to which the log may be cut; 0: the default.
     pub snapshot_count: u64,
-    /// Entries kept for followers that lag.
+    /// Entries kept for followers that lag; 0: the default.
     pub snapshot_catchup_entries: u64,
     /// Log segments to keep; 0 keeps all.
     pub max_wals: usize,
@@ -134,6 +134,10 @@ pub(crate) const DEFAULT_NAME: &str = "default";
 pub(crate) const DEFAULT_TOKEN: &str = "etcd-cluster";
 /// Peer URL of a member that is told none.
 pub(crate) const DEFAULT_PEER_URL: &str = "http://localhost:2380";
+/// Entries between two marks in the log when none are given.
+const DEFAULT_SNAPSHOT_COUNT: u64 = 10_000;
+/// Entries kept for followers when none are given.
+const DEFAULT_CATCHUP_ENTRIES: u64 = 5_000;
 /// Quota when none is given.
 pub(crate) const DEFAULT_QUOTA_BYTES: i64 = 2 << 30;
 
@@ -181,8 +185,8 @@ impl StoreConfig {
             initial_election_tick_advance: true,
             pre_vote: true,
             never_lead: false,
-            snapshot_count: 10_000,
-            snapshot_catchup_entries: 5_000,
+            snapshot_count: DEFAULT_SNAPSHOT_COUNT,
+            snapshot_catchup_entries: DEFAULT_CATCHUP_ENTRIES,
             max_wals: 5,
             unsafe_no_fsync: false,
             max_request_bytes: 3 << 19,
@@ -209,7 +213,6 @@ impl StoreConfig {
         }
         let positive = [
             ("the heartbeat interval", !self.tick.is_zero()),
-            ("snapshot-count", self.snapshot_count > 0),
             ("max-request-bytes", self.max_request_bytes > 0),
             ("max-txn-ops", self.max_txn_ops > 0),
             ("compaction-batch-limit", self.compaction_batch_limit > 0),
@@ -241,6 +244,19 @@ impl StoreConfig {
     pub fn min_lease_ttl(&self) -> i64 {
         let shortest = self.tick * (3 * self.election_ticks as u32 / 2);
         shortest.as_millis().div_ceil(1000) as i64
+    }
+
+    /// Entries between two marks in the log.
+    pub(crate) fn entries_between_marks(&self) -> u64 {
+        if self.snapshot_count == 0 { DEFAULT_SNAPSHOT_COUNT } else { self.snapshot_count }
+    }
+
+    /// Entries kept in memory for followers that lag.
+    pub(crate) fn entries_kept(&self) -> u64 {
+        match self.snapshot_catchup_entries {
+            0 => DEFAULT_CATCHUP_ENTRIES,
+            entries => entries,
+        }
     }
 
     /// The quota in bytes; `None` when there is none.

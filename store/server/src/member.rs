@@ -98,8 +98,9 @@ impl Member {
         let network = network(&config, identity, &listeners, &runtime)?;
         let (home, generation) = (Arc::new(home), Arc::new(generation));
         let snap_dir = config.snap_dir();
-        let staged = Arc::new(StagedSnapshots::new(home.clone(), snap_dir, limits));
         let state = machine.status();
+        let applied = state.applied.index;
+        let staged = Arc::new(StagedSnapshots::new(home.clone(), snap_dir, limits, applied));
         let published = Arc::new(Published::new(state.clone(), generation, own));
         let on_fatal = Arc::new(StopState::new(hook));
         let (watch, handle) = start_watch(&config, identity, &published, &on_fatal)?;
@@ -332,7 +333,7 @@ fn raft_config(config: &StoreConfig, id: u64) -> mainstay_consensus::Config {
         pre_vote: config.pre_vote,
         never_lead: config.never_lead,
         initial_election_tick_advance: true,
-        catch_up_entries: config.snapshot_catchup_entries,
+        catch_up_entries: config.entries_kept(),
         ..mainstay_consensus::Config::new(id)
     }
 }

@@ -92,7 +92,8 @@ impl Host for PeerHost {
         let host = Self { core: self.core.clone(), staged: self.staged.clone() };
         async move {
             let metadata = message.snapshot.as_ref().and_then(|snapshot| snapshot.metadata.clone());
-            let received = host.staged.receive(metadata.unwrap_or_default(), body).await;
+            let applied = host.core.applied.get();
+            let received = host.staged.receive(metadata.unwrap_or_default(), body, applied).await;
             received.map_err(|error| StageError::Save(error.to_string()))?;
             host.step(message).map_err(|error| StageError::Process(error.to_string()))
         }

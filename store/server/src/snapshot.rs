@@ -8,10 +8,11 @@
 //! **Invariant:** a received file is checked as a whole before anything of it counts, and nothing
 //! is stepped into raft before its generation is complete and durable.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -147,35 +148,79 @@ pub(crate) enum ReceiveError {
 }
 
 /// Received snapshots that wait for raft.
+///
+/// **Invariant:** a generation that waits stays as it is until it is taken or a later one was: raft
+/// may have accepted it already.
 pub(crate) struct StagedSnapshots {
     home: Arc<EngineHome>,
     directory: PathBuf,
     limits: Limits,
     /// One is received at a time.
     receiving: tokio::sync::Mutex<()>,
-    waiting: Mutex<Option<Staged>>,
+    waiting: Mutex<Waiting>,
+}
+
+struct Waiting {
+    staged: BTreeMap<u64, Staged>,
+    /// The index of the state, or of the generation that is about to become it.
+    taken: u64,
 }
 
 impl StagedSnapshots {
-    pub(crate) fn new(home: Arc<EngineHome>, directory: PathBuf, limits: Limits) -> Self {
-        let (receiving, waiting) = (tokio::sync::Mutex::default(), Mutex::default());
-        Self { home, directory, limits, receiving, waiting }
+    /// `applied` is how far the state is now.
+    pub(crate) fn new(
+        home: Arc<EngineHome>,
+        directory: PathBuf,
+        limits: Limits,
+        applied: u64,
+    ) -> Self {
+        let waiting = Waiting { staged: BTreeMap::new(), taken: applied };
+        let receiving = tokio::sync::Mutex::default();
+        Self { home, directory, limits, receiving, waiting: Mutex::new(waiting) }
     }
 
-    /// The generation for the snapshot at `index`.
-    pub(crate) fn take(&self, index: u64) -> Option<Staged> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.take_if(|staged| staged.index == index)
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Receives a database and makes a generation of it.
+    /// The generation for the snapshot at `index`, to be installed now. Older ones are of no use
+    /// any more.
+    pub(crate) fn take(&self, index: u64) -> Result<Option<Staged>, HomeError> {
+        let mut waiting = self.waiting();
+        let staged = waiting.staged.remove(&index);
+        if staged.is_some() {
+            waiting.taken = waiting.taken.max(index);
+        }
+        let later = waiting.staged.split_off(&index);
+        let older = std::mem::replace(&mut waiting.staged, later);
+        drop(waiting);
+        for staged in older.into_values() {
+            staged.discard(&self.home)?;
+        }
+        Ok(staged)
+    }
+
+    /// Whether a snapshot at `index` is of no use: the state is as far, or it waits already.
+    fn is_known(&self, index: u64, applied: u64) -> bool {
+        let waiting = self.waiting();
+        index <= applied.max(waiting.taken) || waiting.staged.contains_key(&index)
+    }
+
+    /// Receives a database and makes a generation of it. `applied` is how far the state is.
     pub(crate) async fn receive(
         self: &Arc<Self>,
         metadata: SnapshotMetadata,
         mut body: IncomingSnapshot,
+        applied: u64,
     ) -> Result<(), ReceiveError> {
         let index = metadata.index.filter(|index| *index > 0).ok_or(ReceiveError::NoIndex)?;
         let _one_at_a_time = self.receiving.lock().await;
+        if self.is_known(index, applied) {
+            while let Some(chunk) = body.chunks.next().await {
+                chunk.map_err(ReceiveError::Receive)?;
+            }
+            return Ok(());
+        }
         let path = self.directory.join(format!("{index:016x}.snap.db"));
         let file = File::create(&path).map_err(ReceiveError::Store)?;
         let (sender, chunks) = mpsc::channel::<Bytes>(CHUNKS_AHEAD);
@@ -211,12 +256,7 @@ impl StagedSnapshots {
         // The generation holds all of it now, or nothing of it counts.
         let _ = fs::remove_file(&path);
         let staged = staged.map_err(|_| ReceiveError::Stopped)??;
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(old) = waiting.replace(staged)
-            && old.index != index
-        {
-            old.discard(&self.home)?;
-        }
+        self.waiting().staged.insert(index, staged);
         Ok(())
     }
 
@@ -270,4 +310,88 @@ fn write_all(mut file: File, mut chunks: mpsc::Receiver<Bytes>) -> io::Result<()
         file.write_all(&chunk)?;
     }
     file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::EngineKind;
+    use mainstay_proto::raftpb::{ConfChange, Entry, EntryType};
+    use prost::Message as _;
+
+    const INDEX: u64 = 7;
+
+    fn home(path: &Path) -> Arc<EngineHome> {
+        Arc::new(EngineHome::lock(EngineKind::Memory, path.join("mainstay")).unwrap())
+    }
+
+    /// A state at index 7, of a cluster of one.
+    fn published(home: &EngineHome) -> Arc<Published> {
+        let generation = home.open().unwrap();
+        let engine = generation.engine().clone();
+        let mut machine = StateMachine::open(&*engine, Limits::default()).unwrap();
+        let member = mainstay_mvcc::membership::Member::new(1, "m", vec![], false);
+        let change = ConfChange {
+            r#type: Some(0),
+            node_id: Some(1),
+            context: Some(json::member(&member).into()),
+            ..ConfChange::default()
+        };
+        let entry = |index| Entry { index: Some(index), term: Some(1), ..Entry::default() };
+        let mut entries: Vec<_> = (1..=INDEX).map(entry).collect();
+        entries[0].r#type = Some(EntryType::EntryConfChange as i32);
+        entries[0].data = Some(change.encode_to_vec().into());
+        engine.write(machine.apply(&*engine, &entries).unwrap().batch).unwrap();
+        Arc::new(Published::new(machine.status(), Arc::new(generation), 1))
+    }
+
+    fn metadata(index: u64) -> SnapshotMetadata {
+        SnapshotMetadata { index: Some(index), term: Some(1), conf_state: None }
+    }
+
+    async fn body(published: &Arc<Published>) -> IncomingSnapshot {
+        let SnapshotBody { len, chunks } = for_peer(published.clone()).await.unwrap();
+        IncomingSnapshot { len: Some(len), chunks }
+    }
+
+    fn staged(dir: &Path, applied: u64) -> Arc<StagedSnapshots> {
+        let limits = Limits::default();
+        Arc::new(StagedSnapshots::new(home(dir), dir.to_owned(), limits, applied))
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_is_staged_once_and_taken_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let published = published(&home(dir.path()));
+        let staged = staged(dir.path(), 2);
+        for _ in 0..2 {
+            staged.receive(metadata(INDEX), body(&published).await, 2).await.unwrap();
+        }
+        assert!(staged.take(INDEX - 1).unwrap().is_none());
+        let generation = staged.take(INDEX).unwrap().unwrap().install(&staged.home).unwrap();
+        let state = StateMachine::open(&**generation.engine(), staged.limits).unwrap().status();
+        assert_eq!(state, published.state);
+        // The leader sends it again because the answer was lost: the one in use is not touched.
+        staged.receive(metadata(INDEX), body(&published).await, 2).await.unwrap();
+        assert!(staged.take(INDEX).unwrap().is_none());
+        assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "files are left");
+    }
+
+    #[tokio::test]
+    async fn what_is_not_what_it_says_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let published = published(&home(dir.path()));
+        let staged = staged(dir.path(), 0);
+        let wrong = staged.receive(metadata(INDEX + 1), body(&published).await, 0).await;
+        assert!(matches!(wrong, Err(ReceiveError::Index { database: INDEX, .. })), "{wrong:?}");
+        let garbage = futures_util::stream::iter([Ok(Bytes::from(vec![7; 20_000]))]).boxed();
+        let garbage = IncomingSnapshot { len: None, chunks: garbage };
+        let error = staged.receive(metadata(INDEX), garbage, 0).await;
+        assert!(matches!(error, Err(ReceiveError::Read(_))), "{error:?}");
+        let cut = futures_util::stream::iter([Err(io::Error::other("gone"))]).boxed();
+        let cut = IncomingSnapshot { len: None, chunks: cut };
+        let error = staged.receive(metadata(INDEX), cut, 0).await;
+        assert!(matches!(error, Err(ReceiveError::Receive(_))), "{error:?}");
+        assert!(staged.take(INDEX).unwrap().is_none());
+    }
 }

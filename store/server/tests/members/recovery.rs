@@ -1,20 +1,9 @@
 //! Starts that are out of the ordinary: forced, interrupted, refused.
 
-use std::path::Path;
-
 use mainstay_proto::etcdserverpb as pb;
 use mainstay_store::{Builder, ClusterState, EngineKind, InitialCluster, StartError};
 
-use crate::common::{
-    Cluster, bind, config, copy_dir, durable_engine, local, open, put, until, value,
-};
-
-fn segments(dir: &Path) -> usize {
-    std::fs::read_dir(dir.join("member/wal"))
-        .unwrap()
-        .filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|e| e == "wal"))
-        .count()
-}
+use crate::common::{Cluster, bind, config, open, put, value};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_member_of_a_lost_cluster_goes_on_alone() {
@@ -117,7 +106,17 @@ async fn the_log_may_live_elsewhere() {
 
 #[cfg(feature = "rocks")]
 mod on_disk {
+    use std::path::Path;
+
     use super::*;
+    use crate::common::{copy_dir, durable_engine, local, until};
+
+    fn segments(dir: &Path) -> usize {
+        std::fs::read_dir(dir.join("member/wal"))
+            .unwrap()
+            .filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|e| e == "wal"))
+            .count()
+    }
 
     #[tokio::test]
     async fn an_engine_that_is_gone_is_made_again_from_a_whole_log() {
