@@ -422,3 +422,65 @@ pub(crate) fn refused(reason: Refused) -> Error {
         Refused::Malformed => Error::Raw(reason.to_string().into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Builder;
+    use crate::config::EngineKind;
+    use mainstay_proto::etcdserverpb::AuthUserAddRequest;
+    use std::sync::Mutex;
+
+    /// An entry that this version cannot apply as the others do ends the member before anything
+    /// after it is applied, here and after a restart.
+    #[tokio::test]
+    async fn an_entry_that_cannot_be_applied_ends_the_member() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = || {
+            let mut config = StoreConfig::new(dir.path());
+            config.engine = EngineKind::Memory;
+            config
+        };
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let hook = told.clone();
+        let builder = Builder::new(config());
+        let hook = move |reason: &str| hook.lock().unwrap().push(reason.to_owned());
+        let store = builder.on_fatal(hook).open().await.unwrap();
+        let add = AuthUserAddRequest { name: "ann".into(), ..Default::default() };
+        let request = InternalRaftRequest { auth_user_add: Some(add), ..Default::default() };
+        let answer = store.core().propose(request).await;
+        assert_eq!(answer.unwrap_err(), Error::Stopped);
+        let StopReason::Fatal(reason) = store.stopped().await else { panic!("not fatal") };
+        assert!(reason.contains("AuthUserAdd"), "{reason}");
+        assert_eq!(*told.lock().unwrap(), [reason]);
+        assert_eq!(store.put("a", "1").await.unwrap_err(), Error::Stopped);
+        assert_eq!(store.get("a").await.unwrap_err(), Error::Stopped);
+        store.shutdown().await;
+        let again = Builder::new(config()).open().await.unwrap();
+        assert!(matches!(again.stopped().await, StopReason::Fatal(_)));
+        again.shutdown().await;
+    }
+
+    #[tokio::test]
+    async fn a_dropped_store_ends_and_lets_go_of_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = StoreConfig::new(dir.path());
+        config.engine = EngineKind::Memory;
+        let store = Builder::new(config.clone()).open().await.unwrap();
+        store.put("a", "1").await.unwrap();
+        let core = store.core().clone();
+        drop(store);
+        assert_eq!(core.stopped().await, StopReason::Shutdown);
+        // Its threads end soon after; until then the log is locked.
+        let start = Instant::now();
+        let again = loop {
+            match Builder::new(config.clone()).open().await {
+                Ok(store) => break store,
+                Err(error) => assert!(start.elapsed().as_secs() < 20, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        assert_eq!(again.get("a").await.unwrap().unwrap().value, "1");
+        again.shutdown().await;
+    }
+}

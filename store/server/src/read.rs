@@ -123,7 +123,15 @@ impl<S: ReadIndexSource> ReadRounds<S> {
         }
     }
 
-    /// A new leader appeared: what was asked of the old one has no answer.
+    /// The first leader appeared since the start: what was asked before reached nobody, and is sent
+    /// again at the next tick.
+    pub(crate) fn leader_found(&self) {
+        for round in &mut self.state().rounds {
+            round.lost = true;
+        }
+    }
+
+    /// Another leader appeared: what was asked of the old one has no answer.
     pub(crate) fn leader_changed(&self) {
         self.fail_all(Error::LeaderChanged);
     }
@@ -267,6 +275,17 @@ mod tests {
         assert_eq!(*asked.0.lock().unwrap(), [1, 2]);
         rounds.answered(2, 5);
         assert_eq!(task.await.unwrap(), Ok(5));
+    }
+
+    #[tokio::test]
+    async fn who_asked_before_there_was_a_leader_is_answered_by_the_first_one() {
+        let (rounds, asked) = rounds();
+        let task = reader(&rounds).await;
+        rounds.leader_found();
+        rounds.tick(Instant::now());
+        assert_eq!(*asked.0.lock().unwrap(), [1, 2]);
+        rounds.answered(2, 5);
+        assert_eq!(task.await.unwrap().unwrap(), 5);
     }
 
     #[tokio::test]

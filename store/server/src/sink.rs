@@ -55,7 +55,9 @@ impl Sink for CoreSink {
         let leads = state.role == Role::Leader;
         let appeared = self.core.leadership.record(state.leader, leads, state.term, Instant::now());
         self.core.watch.set_term(state.term);
-        if appeared {
+        if appeared && self.core.leadership.now().changes == 1 {
+            self.core.reads.leader_found();
+        } else if appeared {
             self.core.reads.leader_changed();
         }
     }

@@ -230,3 +230,39 @@ async fn without_a_quorum_nothing_is_acknowledged() {
     assert!(core.status().errors.contains(&"etcdserver: no leader".to_owned()));
     cluster.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_removed_goes_and_the_others_go_on() {
+    let mut cluster = Cluster::start(3, EngineKind::Memory, |_| {}).await;
+    let leader = cluster.leader().await;
+    let id = cluster.core(&leader).identity().member_id;
+    let follower = cluster.follower().await;
+    until("the cluster counts as healthy", async || {
+        let request = pb::MemberRemoveRequest { id };
+        match cluster.core(&follower).member_remove(request).await {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error, Error::Unhealthy);
+                false
+            }
+        }
+    })
+    .await;
+    let stopped = cluster.members[&leader].stopped();
+    assert_eq!(tokio::time::timeout(PATIENCE, stopped).await.unwrap(), StopReason::Removed);
+    cluster.stop(&leader).await;
+    let next = cluster.leader().await;
+    cluster.core(&next).put(put("after", "1")).await.unwrap();
+    cluster.assert_equal().await;
+    // Its data is of no use any more.
+    match cluster.try_restart(&leader).await {
+        // What it has applied does not say so yet, but the others do.
+        Ok(store) => {
+            let stopped = tokio::time::timeout(PATIENCE, store.stopped()).await.unwrap();
+            assert_eq!(stopped, StopReason::Removed);
+            store.shutdown().await;
+        }
+        Err(error) => assert!(error.to_string().contains("permanently removed"), "{error}"),
+    }
+    cluster.shutdown().await;
+}
