@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_net::{ListenUrl, check_advertise_urls, parse_urls};
-use mainstay_store::{ClusterState, InitialCluster, StoreConfig};
+use mainstay_store::{AutoCompaction, ClusterState, InitialCluster, StoreConfig};
 
 use crate::flags::{Values, parse_duration};
 
@@ -90,6 +90,27 @@ fn check_gates(values: &Values) -> Result<bool, String> {
     Ok(checkpoint)
 }
 
+/// `--auto-compaction-retention` in the sense of `--auto-compaction-mode`. A bare number is hours
+/// in the periodic mode.
+fn auto_compaction(values: &Values) -> Result<AutoCompaction, String> {
+    let retention = values.text("auto-compaction-retention");
+    let wrong = |what| format!("error parsing CompactionRetention: {retention:?} is not {what}");
+    let number = retention.parse::<u32>();
+    if number == Ok(0) || retention.is_empty() {
+        return Ok(AutoCompaction::Off);
+    }
+    if values.text("auto-compaction-mode") == "revision" {
+        let number = retention.parse().map_err(|_| wrong("a number of revisions"))?;
+        return Ok(AutoCompaction::Revisions(number));
+    }
+    let period = match number {
+        Ok(hours) => Duration::from_secs(u64::from(hours) * 3600),
+        Err(_) => parse_duration(retention)
+            .ok_or_else(|| wrong("a number of hours or a duration such as 30m"))?,
+    };
+    Ok(if period.is_zero() { AutoCompaction::Off } else { AutoCompaction::Periodic(period) })
+}
+
 /// Checks all values.
 pub(super) fn check(values: &Values) -> Result<Checked, String> {
     let listen_peer = listen_urls(values, "listen-peer-urls")?;
@@ -136,14 +157,6 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
         "" => PathBuf::from(format!("{name}.etcd")),
         dir => PathBuf::from(dir),
     };
-    let auto_compaction_retention = values.text("auto-compaction-retention");
-    if auto_compaction_retention.parse::<i64>().is_err()
-        && parse_duration(auto_compaction_retention).is_none()
-    {
-        return Err(format!(
-            "error parsing CompactionRetention: {auto_compaction_retention:?} is neither a number nor a duration"
-        ));
-    }
     let store = StoreConfig {
         data_dir,
         wal_dir: Some(values.text("wal-dir")).filter(|dir| !dir.is_empty()).map(PathBuf::from),
@@ -173,6 +186,7 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
         strict_reconfig_check: values.switch("strict-reconfig-check"),
         compaction_batch_limit: values.unsigned("compaction-batch-limit") as usize,
         compaction_sleep_interval: values.duration("compaction-sleep-interval"),
+        auto_compaction: auto_compaction(values)?,
         watch_progress_notify_interval: values.duration("watch-progress-notify-interval"),
         lease_checkpoint: check_gates(values)?,
         downgrade_check_time: values.duration("downgrade-check-time"),
@@ -210,6 +224,23 @@ mod tests {
         assert_eq!(checked.store.data_dir, PathBuf::from("default.etcd"));
         assert_eq!(checked.store.election_ticks, 10);
         assert_eq!(checked.store.initial_cluster.to_string(), "default=http://localhost:2380");
+    }
+
+    #[test]
+    fn retention_is_read_in_the_sense_of_its_mode() {
+        let of = |flags: &[&str]| check_flags(flags).map(|checked| checked.store.auto_compaction);
+        assert_eq!(of(&[]), Ok(AutoCompaction::Off));
+        assert_eq!(
+            of(&["--auto-compaction-retention=2"]),
+            Ok(AutoCompaction::Periodic(Duration::from_secs(7200)))
+        );
+        assert_eq!(
+            of(&["--auto-compaction-retention=5m"]),
+            Ok(AutoCompaction::Periodic(Duration::from_secs(300)))
+        );
+        let revisions = ["--auto-compaction-mode=revision", "--auto-compaction-retention=1000"];
+        assert_eq!(of(&revisions), Ok(AutoCompaction::Revisions(1000)));
+        assert!(of(&["--auto-compaction-retention=often"]).unwrap_err().contains("a duration"));
     }
 
     #[test]

@@ -426,10 +426,8 @@ pub(crate) static FLAGS: &[Flag] = &[
         "auto-compaction-retention",
         Kind::Text,
         "0",
-        Effect::Differs(
-            "automatic compaction is not built in this version; compact from a client (kube-apiserver does)",
-        ),
-        "How much history to keep (0: all).",
+        H,
+        "How much history to keep: a duration, hours, or with mode revision a number (0: all).",
     ),
     flag(
         "Clustering",
