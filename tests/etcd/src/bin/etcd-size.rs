@@ -77,11 +77,18 @@ async fn main() -> Result<ExitCode> {
         let theirs = large(Program::Etcd, &options).await?;
         let ours = large(tested, &options).await?;
         for (program, phases) in [(Program::Etcd, &theirs), (tested, &ours)] {
-            println!("{program:?} idle       {}", phases.idle);
+            let [before, after] = &phases.idle;
+            println!("{program:?} idle       {before}");
+            println!("{program:?} idle again {after}");
             println!("{program:?} compaction {}", phases.compaction);
             println!("{program:?} defragment {}", phases.defragment);
         }
-        let errors = ours.idle.errors() + ours.compaction.errors() + ours.defragment.errors();
+        let [before, after] = &ours.idle;
+        let all = [before, after, &ours.compaction, &ours.defragment];
+        let errors: usize = all.iter().map(|phase| phase.errors()).sum();
+        // The better of two: a disturbance of the machine must not make the bound loose.
+        let idle_put = before.put_p99().min(after.put_p99());
+        let idle_get = before.get_p99().min(after.get_p99());
         // Against its own idle time: real etcd is shown for comparison only.
         let ratio = |what, busy: Duration, idle: Duration| Ratio {
             what,
@@ -90,10 +97,10 @@ async fn main() -> Result<ExitCode> {
             bound: 3.0,
         };
         let code = judge(&[
-            ratio("put p99 ms, compaction / idle", ours.compaction.put_p99(), ours.idle.put_p99()),
-            ratio("get p99 ms, compaction / idle", ours.compaction.get_p99(), ours.idle.get_p99()),
-            ratio("put p99 ms, defragment / idle", ours.defragment.put_p99(), ours.idle.put_p99()),
-            ratio("get p99 ms, defragment / idle", ours.defragment.get_p99(), ours.idle.get_p99()),
+            ratio("put p99 ms, compaction / idle", ours.compaction.put_p99(), idle_put),
+            ratio("get p99 ms, compaction / idle", ours.compaction.get_p99(), idle_get),
+            ratio("put p99 ms, defragment / idle", ours.defragment.put_p99(), idle_put),
+            ratio("get p99 ms, defragment / idle", ours.defragment.get_p99(), idle_get),
         ]);
         if errors > 0 {
             println!("{errors} requests failed");

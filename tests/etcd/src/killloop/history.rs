@@ -27,13 +27,14 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// From the wire.
+    /// From the wire. A copy: the bytes of an answer would keep the whole buffer that it came in.
     pub(super) fn new(event: &mvccpb::Event) -> Self {
         let kv = event.kv.clone().unwrap_or_default();
+        let is_put = event.r#type() == mvccpb::event::EventType::Put;
         Event {
             revision: kv.mod_revision,
-            key: kv.key,
-            value: (event.r#type() == mvccpb::event::EventType::Put).then_some(kv.value),
+            key: Bytes::copy_from_slice(&kv.key),
+            value: is_put.then(|| Bytes::copy_from_slice(&kv.value)),
             created: kv.create_revision,
             version: kv.version,
         }

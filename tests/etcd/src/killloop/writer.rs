@@ -107,8 +107,9 @@ impl Writer {
     }
 }
 
+/// A copy: the bytes of an answer would keep the whole buffer that it came in.
 fn version(kv: KeyValue) -> Version {
-    Version { revision: kv.mod_revision, value: kv.value }
+    Version { revision: kv.mod_revision, value: Bytes::copy_from_slice(&kv.value) }
 }
 
 /// The revision and content of an answer; sends one request.
@@ -180,7 +181,11 @@ async fn delete(
     request: DeleteRangeRequest,
 ) -> Result<(Option<mainstay_proto::etcdserverpb::ResponseHeader>, Answer), Status> {
     let answer = client.kv.delete_range(request).await?.into_inner();
-    let previous = answer.prev_kvs.into_iter().map(|kv| (kv.key.clone(), version(kv))).collect();
+    let previous = answer
+        .prev_kvs
+        .into_iter()
+        .map(|kv| (Bytes::copy_from_slice(&kv.key), version(kv)))
+        .collect();
     Ok((answer.header, Answer::Deleted(answer.deleted, previous)))
 }
 

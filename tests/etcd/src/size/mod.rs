@@ -17,6 +17,10 @@ use crate::ops::revision;
 use load::{Keys, load};
 use probe::{Latencies, Probe};
 
+/// A member that writes less than this in this time rests.
+const QUIET_BYTES: u64 = 1 << 20;
+const QUIET_TIME: Duration = Duration::from_secs(10);
+
 /// Memory of a process in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Memory {
@@ -135,8 +139,8 @@ pub async fn small(program: Program, options: &SmallOptions) -> Result<Small> {
 /// One program with many bytes.
 #[derive(Clone, Debug)]
 pub struct Large {
-    /// Latencies while nothing else happens.
-    pub idle: Latencies,
+    /// Latencies while nothing else happens, before and after the rest.
+    pub idle: [Latencies; 2],
     /// While old revisions are deleted.
     pub compaction: Latencies,
     /// While space is reclaimed.
@@ -174,11 +178,11 @@ pub async fn large(program: Program, options: &LargeOptions) -> Result<Large> {
         options.value_bytes,
         start.elapsed().as_secs()
     );
-    tokio::time::sleep(options.window).await;
+    quiet(&cluster.members[0]).await?;
     let probe = Probe::start(&url, keys, options.puts, options.gets).await?;
     tokio::time::sleep(options.window).await;
-    let idle = probe.take();
-    println!("{program:?}: idle {idle}");
+    let before = probe.take();
+    println!("{program:?}: idle {before}");
 
     let request = CompactionRequest { revision: revision(&url).await?, physical: true };
     let start = Instant::now();
@@ -196,6 +200,34 @@ pub async fn large(program: Program, options: &LargeOptions) -> Result<Large> {
     let defragment = probe.take();
     println!("{program:?}: defragment ({time:.1?}) {defragment}");
     probe.stop().await?;
+    quiet(&cluster.members[0]).await?;
+    let probe = Probe::start(&url, keys, options.puts, options.gets).await?;
+    tokio::time::sleep(options.window).await;
+    let after = probe.take();
+    println!("{program:?}: idle again {after}");
+    probe.stop().await?;
     println!("{program:?}: {:?}", Memory::of(&cluster.members[0])?);
-    Ok(Large { idle, compaction, defragment })
+    Ok(Large { idle: [before, after], compaction, defragment })
+}
+
+/// Waits until a member does not write any more: what a load leaves behind is not idle.
+async fn quiet(member: &Member) -> Result<()> {
+    let pid = member.pid().context("the member does not run")?;
+    let written = || -> Result<u64> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+        Ok(line.context("no write_bytes in /proc")?.trim().parse()?)
+    };
+    let start = Instant::now();
+    let mut before = written()?;
+    loop {
+        tokio::time::sleep(QUIET_TIME).await;
+        let now = written()?;
+        if now - before < QUIET_BYTES {
+            println!("quiet after {} s", start.elapsed().as_secs());
+            return Ok(());
+        }
+        ensure!(start.elapsed() < Duration::from_secs(600), "writes still after ten minutes");
+        before = now;
+    }
 }
