@@ -127,9 +127,10 @@ pub(super) fn normalize(names: &Names, format: &str, arguments: &[&str], output:
     if text.contains('│') || text.contains("+-") || snapshot {
         text = squeeze_table(&text, snapshot);
     }
-    // Nor does etcd keep the keys of a lease in an order.
-    if arguments.contains(&"timetolive") {
-        let mut words: Vec<&str> = text.split(['\n', ',', ' ', '[', ']', '(', ')']).collect();
+    // Nor does etcd keep the keys of a lease in an order; members are ordered by their ids.
+    if arguments.contains(&"timetolive") || arguments.contains(&"member") {
+        let borders = ['\n', ',', ' ', '[', ']', '(', ')', '"', '{', '}'];
+        let mut words: Vec<&str> = text.split(borders).collect();
         words.sort_unstable();
         text = words.join(" ");
     }
