@@ -121,6 +121,10 @@ impl Session<'_> {
                 Ok(vec![self.run(arguments, Some(&input))?])
             }
             Step::Beside(arguments, steps) => self.run_beside(arguments, steps),
+            Step::Wait(time) => {
+                std::thread::sleep(*time);
+                Ok(Vec::new())
+            }
             Step::MoveLeader => self.move_leader(),
         }
     }

@@ -97,6 +97,8 @@ const PATTERNS: &[(&str, &str)] = &[
     (r"(mutex|office)/[0-9a-f]+", "$1/LEASE"),
     (r"(bXV0ZXg|b2ZmaWNl)[0-9A-Za-z+/=]+", "$1KEY"),
     (r#""(lease|create_revision|mod_revision)":[0-9]+"#, r#""$1":N"#),
+    // Which member answers is the client's choice.
+    (r"member-[0-9]", "MEMBER"),
     // Hashes cover the random leases of locks and elections.
     (r#""hash":[0-9]+"#, r#""hash":N"#),
     (r#""Hash" : [0-9]+"#, r#""Hash" : N"#),
@@ -127,8 +129,10 @@ pub(super) fn normalize(names: &Names, format: &str, arguments: &[&str], output:
     if text.contains('│') || text.contains("+-") || snapshot {
         text = squeeze_table(&text, snapshot);
     }
-    // Nor does etcd keep the keys of a lease in an order; members are ordered by their ids.
-    if arguments.contains(&"timetolive") || arguments.contains(&"member") {
+    // Nor does etcd keep the keys of a lease in an order; members are ordered by their ids, and
+    // endpoints by who answers first.
+    let unordered = ["timetolive", "member", "endpoint"];
+    if arguments.iter().any(|argument| unordered.contains(argument)) {
         let borders = ['\n', ',', ' ', '[', ']', '(', ')', '"', '{', '}'];
         let mut words: Vec<&str> = text.split(borders).collect();
         words.sort_unstable();

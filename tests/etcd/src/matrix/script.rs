@@ -1,5 +1,7 @@
 //! The session: every command and option of etcdctl that is not about auth or TLS.
 
+use std::time::Duration;
+
 /// One step of the session.
 #[derive(Clone, Debug)]
 pub enum Step {
@@ -9,6 +11,8 @@ pub enum Step {
     Feed(Vec<&'static str>, &'static str),
     /// A command that runs while the steps are done, and is ended then.
     Beside(Vec<&'static str>, Vec<Step>),
+    /// Lets this much time pass.
+    Wait(Duration),
     /// Moves leadership away from the leader (nothing on one member).
     MoveLeader,
 }
@@ -204,6 +208,8 @@ fn cluster_steps(members: usize) -> Vec<Step> {
         steps.extend([
             run("member add joiner --peer-urls=http://127.0.0.1:1 --learner"),
             run("member add second --peer-urls=http://127.0.0.1:2 --learner"),
+            // In the same second the id would be the same too.
+            Step::Wait(Duration::from_millis(1100)),
             run("member add again --peer-urls=http://127.0.0.1:1"),
             run("member list"),
             run("member promote {learner}"),
