@@ -35,6 +35,9 @@ struct Arguments {
     /// Gets per second while latency is measured.
     #[arg(long, default_value_t = 200)]
     gets: u32,
+    /// With --gib: leave out real etcd, which is only shown beside.
+    #[arg(long)]
+    alone: bool,
     /// Only real etcd: shows that the measurement works.
     #[arg(long)]
     reference_only: bool,
@@ -74,9 +77,13 @@ async fn main() -> Result<ExitCode> {
             puts: arguments.puts,
             gets: arguments.gets,
         };
-        let theirs = large(Program::Etcd, &options).await?;
+        let theirs = if arguments.alone {
+            None
+        } else {
+            Some((Program::Etcd, large(Program::Etcd, &options).await?))
+        };
         let ours = large(tested, &options).await?;
-        for (program, phases) in [(Program::Etcd, &theirs), (tested, &ours)] {
+        for (program, phases) in theirs.iter().map(|(p, l)| (*p, l)).chain([(tested, &ours)]) {
             let [before, after] = &phases.idle;
             println!("{program:?} idle       {before}");
             println!("{program:?} idle again {after}");
