@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -21,6 +22,10 @@ use crate::files::{Access, File, Files};
 pub struct OsFiles;
 
 struct OsFile(fs::File);
+
+/// How often a lock that is taken is tried, and the pause between two tries.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 impl Files for OsFiles {
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn File>> {
@@ -119,10 +124,15 @@ impl File for OsFile {
             l_len: 0,
             l_pid: 0,
         };
-        match fcntl(self.0.as_fd(), FcntlArg::F_OFD_SETLK(&whole)) {
-            Ok(_) => Ok(true),
-            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
-            Err(errno) => Err(errno.into()),
+        // A process that another thread just forked holds copies of all open files, and so the
+        // locks of a log that was closed meanwhile, until its exec.
+        for _ in 0..LOCK_TRIES {
+            match fcntl(self.0.as_fd(), FcntlArg::F_OFD_SETLK(&whole)) {
+                Ok(_) => return Ok(true),
+                Err(Errno::EAGAIN | Errno::EACCES) => std::thread::sleep(LOCK_PAUSE),
+                Err(errno) => return Err(errno.into()),
+            }
         }
+        Ok(false)
     }
 }
