@@ -99,6 +99,8 @@ const PATTERNS: &[(&str, &str)] = &[
     (r#""(lease|create_revision|mod_revision)":[0-9]+"#, r#""$1":N"#),
     // Which member answers is the client's choice.
     (r"member-[0-9]", "MEMBER"),
+    // Which leases are known by number depends on when others were granted.
+    (r"lease-[0-9]", "LEASE"),
     // Hashes cover the random leases of locks and elections.
     (r#""hash":[0-9]+"#, r#""hash":N"#),
     (r#""Hash" : [0-9]+"#, r#""Hash" : N"#),
