@@ -25,6 +25,9 @@ use crate::config::EngineKind;
 
 const CURRENT: &str = "CURRENT";
 const LOCK: &str = "LOCK";
+/// How often a lock that is taken is tried, and the pause between two tries.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 const GENERATION: &str = "engine-";
 const STAGED: &str = "staged-";
 
@@ -130,11 +133,16 @@ impl EngineHome {
             .write(true)
             .open(&path)
             .map_err(io_error(&path, "open"))?;
-        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { kind, directory, _lock: Some(lock) }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(HomeError::Locked(path)),
-            Err(error) => Err(io_error(&path, "lock")(error.into())),
+        // A process that another thread just forked holds copies of all open files, and so the
+        // lock of a store that was closed meanwhile, until its exec.
+        for _ in 0..LOCK_TRIES {
+            match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self { kind, directory, _lock: Some(lock) }),
+                Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
+                Err(error) => return Err(io_error(&path, "lock")(error.into())),
+            }
         }
+        Err(HomeError::Locked(path))
     }
 
     /// Whether what the engine has flushed is there after a restart.
