@@ -12,19 +12,19 @@ use mainstay_store::{AutoCompaction, ClusterState, InitialCluster, StoreConfig};
 
 use crate::flags::{Values, parse_duration};
 
-/// Feature gates of etcd 3.6 and 3.7, and whether they are on by default.
-const GATES: [(&str, bool); 11] = [
-    ("AllAlpha", false),
-    ("AllBeta", false),
-    ("CompactHashCheck", false),
-    ("FastLeaseKeepAlive", true),
-    ("InitialCorruptCheck", false),
-    ("LeaseCheckpoint", false),
-    ("LeaseCheckpointPersist", false),
-    ("PriorityRequest", false),
-    ("SetMemberLocalAddr", false),
-    ("StopGRPCServiceOnDefrag", false),
-    ("TxnModeWriteWithSharedBuffer", true),
+/// Feature gates of etcd 3.6 and 3.7.
+const GATES: [&str; 11] = [
+    "AllAlpha",
+    "AllBeta",
+    "CompactHashCheck",
+    "FastLeaseKeepAlive",
+    "InitialCorruptCheck",
+    "LeaseCheckpoint",
+    "LeaseCheckpointPersist",
+    "PriorityRequest",
+    "SetMemberLocalAddr",
+    "StopGRPCServiceOnDefrag",
+    "TxnModeWriteWithSharedBuffer",
 ];
 
 /// Everything that a member needs, checked.
@@ -63,7 +63,8 @@ fn texts(urls: &[ListenUrl]) -> Vec<String> {
 
 /// Reads `--feature-gates` and the older names of gates; answers whether leases are checkpointed.
 fn check_gates(values: &Values) -> Result<bool, String> {
-    let mut checkpoint = values.switch("experimental-enable-lease-checkpoint");
+    let mut checkpoint = values.switch("experimental-enable-lease-checkpoint")
+        || values.switch("experimental-enable-lease-checkpoint-persist");
     for pair in values.text("feature-gates").split(',').filter(|pair| !pair.is_empty()) {
         let (name, on) = pair.split_once('=').ok_or_else(|| {
             format!("missing bool value for feature gate {pair:?}: write {pair}=true")
@@ -73,7 +74,7 @@ fn check_gates(values: &Values) -> Result<bool, String> {
             .parse()
             .map_err(|_| format!("invalid value of {name}={on}: true or false is expected"))?;
         let name = name.trim();
-        if !GATES.iter().any(|(known, _)| *known == name) {
+        if !GATES.contains(&name) {
             return Err(format!("unrecognized feature gate: {name}"));
         }
         match name {

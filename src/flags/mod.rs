@@ -37,21 +37,10 @@ pub(crate) struct Values {
 }
 
 fn find(name: &str) -> Option<&'static Flag> {
+    let named = |name: &str| FLAGS.iter().find(|flag| flag.name == name);
     // Releases up to 3.6 know many flags under an `experimental-` name; manifests in the field
     // still carry them.
-    let plain = name.strip_prefix("experimental-").unwrap_or(name);
-    FLAGS.iter().find(|flag| flag.name == name).or_else(|| {
-        let renamed = match plain {
-            "initial-corrupt-check"
-            | "compact-hash-check-enabled"
-            | "enable-lease-checkpoint"
-            | "enable-lease-checkpoint-persist"
-            | "txn-mode-write-with-shared-buffer"
-            | "stop-grpc-service-on-defrag" => name,
-            other => other,
-        };
-        FLAGS.iter().find(|flag| flag.name == renamed)
-    })
+    named(name).or_else(|| named(name.strip_prefix("experimental-")?))
 }
 
 /// Reads `1h2m3.5s` as Go does.

@@ -803,7 +803,9 @@ pub(crate) static FLAGS: &[Flag] = &[
         "experimental-initial-corrupt-check",
         Kind::Switch,
         "false",
-        H,
+        Effect::Differs(
+            "this member answers hash checks of others and starts none in this version",
+        ),
         "Older name of a feature gate.",
     ),
     flag(
@@ -811,7 +813,9 @@ pub(crate) static FLAGS: &[Flag] = &[
         "experimental-compact-hash-check-enabled",
         Kind::Switch,
         "false",
-        H,
+        Effect::Differs(
+            "this member answers hash checks of others and starts none in this version",
+        ),
         "Older name of a feature gate.",
     ),
     flag(
@@ -835,7 +839,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "experimental-txn-mode-write-with-shared-buffer",
         Kind::Switch,
         "false",
-        H,
+        Effect::Differs("the engine has no such buffer"),
         "Older name of a feature gate.",
     ),
     flag(
@@ -843,7 +847,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "experimental-stop-grpc-service-on-defrag",
         Kind::Switch,
         "false",
-        H,
+        Effect::Differs("defragmentation does not stop the service"),
         "Older name of a feature gate.",
     ),
     flag(

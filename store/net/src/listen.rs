@@ -58,22 +58,16 @@ pub enum Listener {
     Unix(UnixListener, PathBuf),
 }
 
-/// Socket options from `--socket-reuse-port` and `--socket-reuse-address`.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Reuse {
-    pub(crate) port: bool,
-}
-
 impl Listener {
     /// Binds the URL.
     pub fn bind(url: &ListenUrl, reuse_port: bool) -> Result<Self, BindError> {
         match url.scheme {
-            Scheme::Http | Scheme::Https => Self::bind_tcp(url, Reuse { port: reuse_port }),
+            Scheme::Http | Scheme::Https => Self::bind_tcp(url, reuse_port),
             Scheme::Unix | Scheme::Unixs => Self::bind_unix(url),
         }
     }
 
-    fn bind_tcp(url: &ListenUrl, reuse: Reuse) -> Result<Self, BindError> {
+    fn bind_tcp(url: &ListenUrl, reuse_port: bool) -> Result<Self, BindError> {
         let address = format!("{}:{}", url.host, url.port);
         let fail = |source: io::Error| BindError::Bind {
             network: "tcp",
@@ -92,7 +86,7 @@ impl Listener {
         let bind = |socket: TcpSocket| -> io::Result<TcpListener> {
             // A restarted server must not wait for connections of its former life.
             socket.set_reuseaddr(true)?;
-            socket.set_reuseport(reuse.port)?;
+            socket.set_reuseport(reuse_port)?;
             socket.bind(first)?;
             socket.listen(BACKLOG)
         };

@@ -90,7 +90,6 @@ const MAX_HEADER_BYTES: u32 = 64 << 10;
 pub struct Server {
     stop: watch::Sender<bool>,
     accepting: JoinSet<()>,
-    open: Arc<AtomicUsize>,
 }
 
 impl Server {
@@ -109,12 +108,7 @@ impl Server {
             );
             accepting.spawn(task);
         }
-        Server { stop, accepting, open }
-    }
-
-    /// Connections that are open now.
-    pub fn open_connections(&self) -> usize {
-        self.open.load(Ordering::Relaxed)
+        Server { stop, accepting }
     }
 
     /// Stops accepting, lets running requests end, and cuts what is left at the deadline.

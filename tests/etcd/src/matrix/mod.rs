@@ -83,7 +83,7 @@ impl Session<'_> {
             pipe.write_all(input.as_bytes())?;
         }
         let output = child.wait_with_output()?;
-        self.learn(arguments, &output.stdout)?;
+        self.learn(arguments)?;
         Ok(Output {
             code: output.status.code(),
             text: normalize(&self.names, &self.setting.format, arguments, &output.stdout),
@@ -130,7 +130,7 @@ impl Session<'_> {
     }
 
     /// Ids that are random, so that later steps can name them and outputs can be compared.
-    fn learn(&mut self, arguments: &[&str], output: &[u8]) -> Result<()> {
+    fn learn(&mut self, arguments: &[&str]) -> Result<()> {
         if arguments.starts_with(&["lease", "grant"]) || arguments.starts_with(&["member", "add"]) {
             let urls = self.cluster.client_urls();
             let known = self.names.clone();
@@ -162,7 +162,6 @@ impl Session<'_> {
                 }
             }
         }
-        let _ = output;
         Ok(())
     }
 
