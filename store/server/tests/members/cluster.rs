@@ -103,24 +103,6 @@ async fn members_come_are_promoted_and_go() {
     for i in 0..20 {
         cluster.core("m1").put(put(&format!("k{i}"), "v")).await.unwrap();
     }
-    // Changes are refused until the connections have been up for a while.
-    let mut id = 0;
-    until("the cluster counts as healthy", async || {
-        let url = "http://127.0.0.1:1".to_owned();
-        let request = pb::MemberAddRequest { peer_ur_ls: vec![url], is_learner: true };
-        match cluster.core("m1").member_add(request).await {
-            Ok(added) => {
-                id = added.member.unwrap().id;
-                true
-            }
-            Err(error) => {
-                assert_eq!(error, Error::Unhealthy);
-                false
-            }
-        }
-    })
-    .await;
-    cluster.core("m1").member_remove(pb::MemberRemoveRequest { id }).await.unwrap();
 
     let id = cluster.join("m4", true).await;
     until("the learner has the data", async || local(cluster.core("m4"), "k19").await.is_some())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mainstay_net::{Listener, parse_urls};
 use mainstay_proto::etcdserverpb as pb;
 use mainstay_store::{
-    Builder, ClusterState, Core, EngineKind, InitialCluster, StartError, Store, StoreConfig,
+    Builder, ClusterState, Core, EngineKind, Error, InitialCluster, StartError, Store, StoreConfig,
 };
 
 /// How long a test waits for what must happen.
@@ -180,9 +180,23 @@ impl Cluster {
     /// Adds a member to the cluster and starts it.
     pub(crate) async fn join(&mut self, name: &str, is_learner: bool) -> u64 {
         let (url, listener) = bind("http://127.0.0.1:0");
-        let request = pb::MemberAddRequest { peer_ur_ls: vec![url.clone()], is_learner };
         let leader = self.leader().await;
-        let id = self.core(&leader).member_add(request).await.unwrap().member.unwrap().id;
+        // Each member counts its own connections, and refuses until they have been up for a while.
+        let mut id = 0;
+        until("the leader counts the cluster as healthy", async || {
+            let request = pb::MemberAddRequest { peer_ur_ls: vec![url.clone()], is_learner };
+            match self.core(&leader).member_add(request).await {
+                Ok(added) => {
+                    id = added.member.unwrap().id;
+                    true
+                }
+                Err(error) => {
+                    assert_eq!(error, Error::Unhealthy);
+                    false
+                }
+            }
+        })
+        .await;
         self.urls.insert(name.to_owned(), url);
         let config = self.config(name, ClusterState::Existing);
         let store = Builder::new(config).peer_listeners(vec![listener]).open().await.unwrap();
