@@ -190,6 +190,18 @@ pub enum Finding {
         /// The last entry.
         last: u64,
     },
+    /// A snapshot took the place of entries that stand in the log before it.
+    #[error(
+        "the entries up to {index} gave way to a snapshot that came from the leader (term {term},          the entry that stands here is of term {own}), so replay cannot start before it"
+    )]
+    Superseded {
+        /// Of the snapshot.
+        index: u64,
+        /// Of the snapshot.
+        term: u64,
+        /// Of the log's own entry.
+        own: u64,
+    },
     /// Older segments are gone and no mark tells where to start.
     #[error(
         "no usable snapshot record: replay would have to start before index {first}, where the \

@@ -278,6 +278,18 @@ impl Replay {
         if commit > last {
             return Err(fail(last_place, Finding::CommitPastEnd { commit, last }));
         }
+        // Marks that were passed over, when replay starts from an older one.
+        for mark in &survey.marks {
+            let (index, term) = (mark.snapshot.index(), mark.snapshot.term());
+            if index <= after || index > commit {
+                continue;
+            }
+            let own = entries[(index - after - 1) as usize].term();
+            if own != term {
+                let place = (mark.segment, mark.offset);
+                return Err(fail(place, Finding::Superseded { index, term, own }));
+            }
+        }
         let mut before = start.snapshot.term();
         for (entry, &place) in entries.iter().zip(&places) {
             let (index, term) = (entry.index(), entry.term());

@@ -150,9 +150,39 @@ impl EngineHome {
         self.kind != EngineKind::Memory
     }
 
-    /// Whether there is an engine.
+    /// Whether the current generation is there.
     pub(crate) fn has_engine(&self) -> bool {
-        self.directory.join(CURRENT).exists()
+        fs::read_to_string(self.directory.join(CURRENT))
+            .is_ok_and(|name| self.directory.join(name.trim()).is_dir())
+    }
+
+    /// What an engine has left here, whole or not: the names of it. A member has its log before it
+    /// has any of them, so next to no log they mean that the log is lost.
+    pub(crate) fn traces(&self) -> Result<Vec<String>, HomeError> {
+        if self.kind == EngineKind::Memory {
+            return Ok(Vec::new());
+        }
+        let listing = || io_error(&self.directory, "list");
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.directory).map_err(listing())? {
+            let name = entry.map_err(listing())?.file_name().to_string_lossy().into_owned();
+            if name == CURRENT || name.starts_with(GENERATION) || name.starts_with(STAGED) {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Forgets a generation that is named and not there, so that the next `open` makes a new one.
+    pub(crate) fn forget_current(&self) -> Result<(), HomeError> {
+        let current = self.directory.join(CURRENT);
+        match fs::remove_file(&current) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(io_error(&current, "remove")(error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Opens the current generation; makes the first one when there is none.
@@ -165,10 +195,10 @@ impl EngineHome {
             Ok(name) => name.trim().to_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let name = generation_name(0);
-                self.set_current(&name)?;
-                // An engine that was never flushed leaves no files of its own to be missed.
                 let path = self.directory.join(&name);
                 create_private_dir(&path).map_err(io_error(&path, "create"))?;
+                // Makes the name of the directory durable too.
+                self.set_current(&name)?;
                 name
             }
             Err(error) => return Err(io_error(&current, "read")(error)),

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::common::*;
 use mainstay_log::{
-    DumpEnd, DumpValue, Fault, Files as _, LogStore as _, Observer, OpenError, OsFiles, SimFiles,
-    Wal, read_all,
+    DumpEnd, DumpValue, Fault, Files as _, Finding, LogStore as _, Observer, OpenError, OsFiles,
+    SimFiles, Wal, read_all,
 };
 use mainstay_proto::raftpb::HardState;
 use mainstay_proto::walpb;
@@ -50,6 +50,24 @@ fn a_later_entry_replaces_all_from_its_index() {
     drop(wal);
     let (_, found) = open(&disk, 1 << 16).unwrap();
     assert_eq!(found.entries, [entries(1..=5, 1, 8), entries(6..=7, 2, 8)].concat());
+}
+
+/// A snapshot of a leader with another log: what was here before it must never be applied.
+#[test]
+fn replay_from_before_a_received_snapshot_is_refused() {
+    let disk = SimFiles::new();
+    let mut wal = create(&disk, 1 << 16);
+    wal.append(&entries(1..=9, 1, 8), Some(&state(1, 1, 4)), true).unwrap();
+    wal.save_snapshot(&mark(7, 3)).unwrap();
+    wal.append(&entries(8..=10, 3, 8), Some(&state(3, 0, 10)), true).unwrap();
+    drop(wal);
+    let (wal, found) = open(&disk, 1 << 16).unwrap();
+    assert_eq!((found.snapshot, found.entries), (mark(7, 3), entries(8..=10, 3, 8)));
+    drop(wal);
+    let at_most = mainstay_log::Options { replay_from_at_most: Some(6), ..options(1 << 16) };
+    let error = Wal::open(Arc::new(disk), &dir(), at_most).err().unwrap();
+    let OpenError::Damaged(damage) = error else { panic!("{error}") };
+    assert_eq!(damage.finding, Finding::Superseded { index: 7, term: 3, own: 1 });
 }
 
 #[test]

@@ -32,14 +32,13 @@ pub(super) async fn begin(
     ground: Ground,
     client: &Client,
 ) -> Result<Booted, StartError> {
-    let generation = home.open()?;
-    let machine = StateMachine::open(&**generation.engine(), ground.limits)?;
-    let applied = machine.status().applied.index;
-    if applied > 0 {
+    let traces = home.traces()?;
+    if !traces.is_empty() {
         return Err(StartError::LogLost {
             engine: config.engine_dir(),
+            found: traces.join(", "),
             log: config.wal_dir(),
-            applied,
+            data: config.data_dir.clone(),
         });
     }
     let (identity, entries, remotes) = match config.initial_cluster_state {
@@ -56,6 +55,9 @@ pub(super) async fn begin(
     let metadata = Metadata { node_id: identity.member_id, cluster_id: identity.cluster_id };
     let mut wal = Wal::create(ground.files.clone(), &config.wal_dir(), metadata, ground.log)?;
     let hard_state = write_first_entries(&mut wal, &entries)?;
+    // From here on the member is born, and an engine without a log means that the log is lost.
+    let generation = home.open()?;
+    let machine = StateMachine::open(&**generation.engine(), ground.limits)?;
     tracing::info!(
         member = format!("{:x}", identity.member_id),
         cluster = format!("{:x}", identity.cluster_id),
@@ -78,6 +80,12 @@ pub(super) fn write_first_entries(
     let hard_state = HardState { term: Some(1), vote: Some(0), commit: Some(commit) };
     wal.append(entries, Some(&hard_state), true).map_err(StartError::FirstEntries)?;
     Ok(hard_state)
+}
+
+/// Whether the member of this id was there when its cluster began: the ids of those who join later
+/// have the time in them.
+pub(super) fn is_founder(config: &StoreConfig, member: u64) -> bool {
+    member_id(&config.advertise_peer_urls, &config.initial_cluster_token, None) == member
 }
 
 /// The ids of the configured cluster and of this member in it.

@@ -9,12 +9,15 @@
 //!
 //! **Invariant:** a log is made only when it is clear who the member is; from then on the log alone
 //! says so, whatever the configuration says.
+//! **Invariant:** the log with its first entries is durable before anything of an engine is there.
+//! So an engine without a log is never a birth that was interrupted: its log is lost, and with it
+//! votes and entries that were promised to be kept.
 
 mod force;
 mod identity;
 mod recover;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mainstay_consensus::Start;
@@ -55,20 +58,73 @@ pub enum StartError {
     EtcdData(PathBuf),
     /// There is an engine and no log.
     #[error(
-        "{}: there is an engine (applied up to entry {applied}) but no log in {}: this member has \
-         lost its log and must not go on under its old id. With a quorum of other members, replace \
-         it: `etcdctl member remove`, then `etcdctl member add`, and start it with an empty data \
-         directory and --initial-cluster-state=existing. If the log was only moved, give its place \
-         with --wal-dir",
-        .engine.display(), .log.display()
+        "{}: holds the engine of a member ({found}), but {} holds no log: this member has lost its \
+         log, and with it what it promised to the others, so it must not go on under its old id. \
+         If the log is elsewhere, give its place with --wal-dir or put it back. Otherwise, with a \
+         quorum of other members, replace this one: `etcdctl member remove ID`, empty the whole \
+         data directory {}, `etcdctl member add NAME --peer-urls=URLS`, and start it with \
+         --initial-cluster-state=existing. Without a quorum, restore a snapshot into an empty data \
+         directory: `etcdutl snapshot restore`",
+        .engine.display(), .log.display(), .data.display()
     )]
     LogLost {
         /// Where the engine is.
         engine: PathBuf,
+        /// What is there.
+        found: String,
         /// Where the log should be.
         log: PathBuf,
+        /// What is to be emptied.
+        data: PathBuf,
+    },
+    /// The log ends before what is known to have been in it.
+    #[error(
+        "{}: the log has lost its end: it ends at entry {last}, but {}. What this member promised \
+         to keep is gone, so it must not go on under its old id. If there is a copy of the newest \
+         segments (*.wal), put them back into {}. Otherwise, with a quorum of other members, \
+         replace this one: `etcdctl member remove {member:x}`, empty the whole data directory {}, \
+         `etcdctl member add NAME --peer-urls=URLS`, and start it with \
+         --initial-cluster-state=existing. Without a quorum, restore a snapshot into an empty data \
+         directory: `etcdutl snapshot restore`",
+        .segment.display(), known_of(.engine, *.applied), .log.display(), .data.display()
+    )]
+    LogEndLost {
+        /// The last segment.
+        segment: PathBuf,
+        /// Where the log is.
+        log: PathBuf,
+        /// Where the engine is.
+        engine: PathBuf,
+        /// What is to be emptied.
+        data: PathBuf,
         /// How far the engine is.
         applied: u64,
+        /// How far the log is.
+        last: u64,
+        /// Who this is.
+        member: u64,
+    },
+    /// There is a log, and no engine that it continues.
+    #[error(
+        "{}: the engine is gone, and the log in {} does not reach back far enough to make it \
+         again: {missing}. If there is a copy of the engine's directory, put it back. Otherwise, \
+         with a quorum of other members, replace this one: `etcdctl member remove {member:x}`, \
+         empty the whole data directory {}, `etcdctl member add NAME --peer-urls=URLS`, and start \
+         it with --initial-cluster-state=existing. Without a quorum, restore a snapshot into an \
+         empty data directory: `etcdutl snapshot restore`",
+        .engine.display(), .log.display(), .data.display()
+    )]
+    EngineLost {
+        /// Where the engine should be.
+        engine: PathBuf,
+        /// Where the log is.
+        log: PathBuf,
+        /// What is to be emptied.
+        data: PathBuf,
+        /// What is not there.
+        missing: String,
+        /// Who this is.
+        member: u64,
     },
     /// The engine is too old for the log.
     #[error(
@@ -278,6 +334,14 @@ fn prepare_directories(config: &StoreConfig) -> Result<(), StartError> {
         }
     }
     Ok(())
+}
+
+/// What an engine says about the log, for error texts.
+fn known_of(engine: &Path, applied: u64) -> String {
+    match applied {
+        0 => format!("the engine in {} was made after the first entries", engine.display()),
+        _ => format!("the engine in {} has applied entry {applied}", engine.display()),
+    }
 }
 
 /// A list of members for error texts.

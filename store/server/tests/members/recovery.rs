@@ -124,10 +124,141 @@ mod on_disk {
         let store = open(config(dir.path(), durable_engine().unwrap())).await;
         store.core().put(put("a", "1")).await.unwrap();
         store.shutdown().await;
-        std::fs::remove_dir_all(dir.path().join("member/mainstay")).unwrap();
+        let home = dir.path().join("member/mainstay");
+        std::fs::remove_dir_all(&home).unwrap();
         let store = open(config(dir.path(), durable_engine().unwrap())).await;
         assert_eq!(value(store.core(), "a").await.as_deref(), Some("1"));
         store.shutdown().await;
+        // Or its files alone.
+        std::fs::remove_dir_all(home.join("engine-0000000000000000")).unwrap();
+        let store = open(config(dir.path(), durable_engine().unwrap())).await;
+        assert_eq!(value(store.core(), "a").await.as_deref(), Some("1"));
+        store.shutdown().await;
+        std::fs::remove_file(home.join("CURRENT")).unwrap();
+        let store = open(config(dir.path(), durable_engine().unwrap())).await;
+        assert_eq!(value(store.core(), "a").await.as_deref(), Some("1"));
+        store.shutdown().await;
+    }
+
+    /// A member that was killed before its engine was flushed for the first time: the engine alone
+    /// does not tell it from one that was never born.
+    #[tokio::test]
+    async fn a_member_that_crashed_and_lost_its_log_is_not_born_again() {
+        let (dir, crashed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let store = open(config(dir.path(), durable_engine().unwrap())).await;
+        store.core().put(put("a", "1")).await.unwrap();
+        copy_dir(dir.path(), crashed.path());
+        store.shutdown().await;
+        let log = crashed.path().join("member/wal");
+        std::fs::remove_dir_all(&log).unwrap();
+        for state in [ClusterState::New, ClusterState::Existing, ClusterState::New] {
+            let mut again = config(crashed.path(), durable_engine().unwrap());
+            again.initial_cluster_state = state;
+            let Err(error) = Builder::new(again).open().await else { panic!("it started") };
+            assert!(matches!(error, StartError::LogLost { .. }), "{error}");
+            let text = error.to_string();
+            for part in [
+                log.display().to_string(),
+                crashed.path().join("member/mainstay").display().to_string(),
+                "CURRENT, engine-0000000000000000".to_owned(),
+                "etcdctl member remove".to_owned(),
+                format!("empty the whole data directory {}", crashed.path().display()),
+            ] {
+                assert!(text.contains(&part), "{part} is missing in: {text}");
+            }
+            assert!(!log.exists());
+        }
+    }
+
+    /// The same with the segment there and nothing of a member's life in it.
+    #[tokio::test]
+    async fn a_log_cut_to_its_head_is_no_birth_that_was_interrupted() {
+        let (dir, crashed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let store = open(config(dir.path(), durable_engine().unwrap())).await;
+        store.core().put(put("a", "1")).await.unwrap();
+        copy_dir(dir.path(), crashed.path());
+        store.shutdown().await;
+        let segment = "member/wal/0000000000000000-0000000000000000.wal";
+        for dir in [&dir, &crashed] {
+            let segment = dir.path().join(segment);
+            std::fs::File::options().write(true).open(&segment).unwrap().set_len(100).unwrap();
+            let configured = config(dir.path(), durable_engine().unwrap());
+            let Err(error) = Builder::new(configured).open().await else { panic!("it started") };
+            assert!(matches!(error, StartError::LogEndLost { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(&segment.display().to_string()), "{text}");
+            assert!(text.contains("etcdctl member remove"), "{text}");
+        }
+    }
+
+    /// What a process leaves that is killed at each step of its first start.
+    #[tokio::test]
+    async fn a_birth_may_end_at_every_step() {
+        let whole = tempfile::tempdir().unwrap();
+        let store = open(config(whole.path(), durable_engine().unwrap())).await;
+        let identity = store.core().identity();
+        store.shutdown().await;
+        // The log has its first entries, each engine is not there yet or has just been made.
+        let steps: [fn(&Path); 5] = [
+            |member| std::fs::create_dir_all(member.join("mainstay")).unwrap(),
+            |member| {
+                std::fs::create_dir_all(member.join("mainstay")).unwrap();
+                std::fs::write(member.join("mainstay/LOCK"), "").unwrap();
+                std::fs::create_dir_all(member.join("wal.tmp")).unwrap();
+                std::fs::write(member.join("wal.tmp/0000000000000000-0000000000000000.wal"), "")
+                    .unwrap();
+            },
+            first_entries,
+            |member| {
+                first_entries(member);
+                std::fs::create_dir_all(member.join("mainstay/engine-0000000000000000")).unwrap();
+            },
+            |member| {
+                first_entries(member);
+                let home = member.join("mainstay");
+                std::fs::create_dir_all(home.join("engine-0000000000000000")).unwrap();
+                std::fs::write(home.join("CURRENT"), "engine-0000000000000000").unwrap();
+            },
+        ];
+        for (number, step) in steps.iter().enumerate() {
+            let dir = tempfile::tempdir().unwrap();
+            step(&dir.path().join("member"));
+            let store = open(config(dir.path(), durable_engine().unwrap())).await;
+            assert_eq!(store.core().identity(), identity, "step {number}");
+            store.core().put(put("a", "1")).await.unwrap();
+            store.shutdown().await;
+        }
+    }
+
+    /// Makes a log as a birth does.
+    fn first_entries(member: &Path) {
+        use mainstay_log::{LogStore as _, Metadata, Options, OsFiles, Wal};
+        use mainstay_mvcc::membership::{Member, cluster_id, json, member_id};
+        use mainstay_proto::raftpb::{ConfChange, ConfChangeType, Entry, EntryType, HardState};
+        use prost::Message as _;
+        let configured = config(member, EngineKind::Memory);
+        let urls = configured.advertise_peer_urls.clone();
+        let id = member_id(&urls, &configured.initial_cluster_token, None);
+        let change = ConfChange {
+            id: None,
+            r#type: Some(ConfChangeType::ConfChangeAddNode as i32),
+            node_id: Some(id),
+            context: Some(json::member(&Member::new(id, &configured.name, urls, false)).into()),
+        };
+        let entry = Entry {
+            r#type: Some(EntryType::EntryConfChange as i32),
+            term: Some(1),
+            index: Some(1),
+            data: Some(change.encode_to_vec().into()),
+        };
+        let state = HardState { term: Some(1), vote: Some(0), commit: Some(1) };
+        std::fs::create_dir_all(member).unwrap();
+        let metadata = Metadata { node_id: id, cluster_id: cluster_id(&[id]) };
+        let files = std::sync::Arc::new(OsFiles);
+        let mut wal =
+            Wal::create(files, &member.join("wal"), metadata, Options::default()).unwrap();
+        wal.append(&[entry], Some(&state), true).unwrap();
+        wal.close().unwrap();
     }
 
     /// A member that is alone answers reads without asking anybody, but not before it has replayed
@@ -171,7 +302,23 @@ mod on_disk {
         .await;
         assert!(segments(dir.path()) <= 3);
         store.shutdown().await;
-        std::fs::remove_dir_all(dir.path().join("member/mainstay")).unwrap();
+        let home = dir.path().join("member/mainstay");
+        let engine = home.join("engine-0000000000000000");
+        // With its files gone, then with all of it gone; a refusal makes nothing.
+        for gone in [&engine, &home] {
+            std::fs::remove_dir_all(gone).unwrap();
+            for _ in 0..2 {
+                let Err(error) = Builder::new(configured.clone()).open().await else {
+                    panic!("it started")
+                };
+                assert!(matches!(error, StartError::EngineLost { .. }), "{error}");
+                let text = error.to_string();
+                assert!(text.contains("its oldest segment begins at entry"), "{text}");
+                assert!(text.contains(&home.display().to_string()), "{text}");
+            }
+        }
+        std::fs::create_dir_all(&engine).unwrap();
+        std::fs::write(home.join("CURRENT"), "engine-0000000000000000").unwrap();
         let Err(error) = Builder::new(configured).open().await else { panic!("it started") };
         assert!(matches!(error, StartError::EngineBehind { applied: 0, .. }), "{error}");
     }
@@ -209,6 +356,13 @@ mod on_disk {
         assert!(!home.join("engine-0000000000000000").exists());
         until("it is as it was", async || local(store.core(), "k99").await.is_some()).await;
         store.shutdown().await;
+        // What came as a snapshot cannot be made again from the log.
+        std::fs::remove_dir_all(&home).unwrap();
+        let mut config = cluster.config(&lagging, ClusterState::New);
+        config.data_dir = crashed.path().to_owned();
+        let Err(error) = Builder::new(config).open().await else { panic!("it started") };
+        assert!(matches!(error, StartError::EngineLost { .. }), "{error}");
+        assert!(error.to_string().contains("entries from "), "{error}");
         cluster.shutdown().await;
     }
 }
