@@ -61,6 +61,7 @@ mod tasks;
 mod urls;
 mod version;
 mod waiters;
+mod waiting;
 mod watch_view;
 
 pub use bootstrap::StartError;

@@ -1,5 +1,5 @@
 //! What a member does by itself: publish its attributes, watch over the cluster version, end
-//! downgrades that are done, send read requests again.
+//! downgrades that are done, send read requests again, tell who is waited for.
 //!
 //! Input: time and leadership. Output: entries for the log.
 //! **Invariant:** every task ends when the member stops: they all run inside [`run`].
@@ -15,7 +15,7 @@ use mainstay_proto::membershippb::{
 
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::{auto_compaction, lease, version};
+use crate::{auto_compaction, lease, version, waiting};
 
 /// How often the leader asks all members for their versions.
 const VERSION_INTERVAL: Duration = Duration::from_secs(4);
@@ -40,6 +40,7 @@ pub(crate) async fn run(core: Arc<Core>) {
             lease::keep_leases(core.clone()),
             watch_engine(core.clone()),
             auto_compaction::run(core.clone()),
+            waiting::run(core.clone()),
         )
     };
     tokio::select! {
