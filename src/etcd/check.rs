@@ -12,21 +12,6 @@ use mainstay_store::{AutoCompaction, ClusterState, InitialCluster, StoreConfig};
 
 use crate::flags::{Values, parse_duration};
 
-/// Feature gates of etcd 3.6 and 3.7.
-const GATES: [&str; 11] = [
-    "AllAlpha",
-    "AllBeta",
-    "CompactHashCheck",
-    "FastLeaseKeepAlive",
-    "InitialCorruptCheck",
-    "LeaseCheckpoint",
-    "LeaseCheckpointPersist",
-    "PriorityRequest",
-    "SetMemberLocalAddr",
-    "StopGRPCServiceOnDefrag",
-    "TxnModeWriteWithSharedBuffer",
-];
-
 /// Everything that a member needs, checked.
 pub(super) struct Checked {
     pub(super) listen_peer: Vec<ListenUrl>,
@@ -62,21 +47,10 @@ fn texts(urls: &[ListenUrl]) -> Vec<String> {
 }
 
 /// Reads `--feature-gates` and the older names of gates; answers whether leases are checkpointed.
-fn check_gates(values: &Values) -> Result<bool, String> {
+fn check_gates(values: &Values) -> bool {
     let mut checkpoint = values.switch("experimental-enable-lease-checkpoint")
         || values.switch("experimental-enable-lease-checkpoint-persist");
-    for pair in values.text("feature-gates").split(',').filter(|pair| !pair.is_empty()) {
-        let (name, on) = pair.split_once('=').ok_or_else(|| {
-            format!("missing bool value for feature gate {pair:?}: write {pair}=true")
-        })?;
-        let on: bool = on
-            .trim()
-            .parse()
-            .map_err(|_| format!("invalid value of {name}={on}: true or false is expected"))?;
-        let name = name.trim();
-        if !GATES.contains(&name) {
-            return Err(format!("unrecognized feature gate: {name}"));
-        }
+    for (name, on) in values.gates("feature-gates") {
         match name {
             "LeaseCheckpoint" | "LeaseCheckpointPersist" | "AllAlpha" => checkpoint |= on,
             "CompactHashCheck" | "InitialCorruptCheck" if on => {
@@ -88,7 +62,7 @@ fn check_gates(values: &Values) -> Result<bool, String> {
             _ => {}
         }
     }
-    Ok(checkpoint)
+    checkpoint
 }
 
 /// `--auto-compaction-retention` in the sense of `--auto-compaction-mode`. A bare number is hours
@@ -147,7 +121,15 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
             "--election-timeout[{election}ms] is too long, and should be set less than 50000ms"
         ));
     }
+    if values.integer("max-learners") < 0 {
+        return Err("--max-learners must not be negative".to_string());
+    }
     let name = values.text("name").to_string();
+    if name.is_empty() {
+        return Err("couldn't find local name \"\" in the initial cluster configuration: give \
+                    this member a name with --name"
+            .to_string());
+    }
     let peer_texts = texts(&advertise_peer);
     let initial_cluster = match values.text("initial-cluster") {
         "" => InitialCluster::single(&name, &peer_texts),
@@ -183,13 +165,13 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
         max_request_bytes: values.unsigned("max-request-bytes") as usize,
         max_txn_ops: values.unsigned("max-txn-ops") as usize,
         quota_backend_bytes: values.integer("quota-backend-bytes"),
-        max_learners: values.integer("max-learners").max(0) as usize,
+        max_learners: values.integer("max-learners") as usize,
         strict_reconfig_check: values.switch("strict-reconfig-check"),
         compaction_batch_limit: values.unsigned("compaction-batch-limit") as usize,
         compaction_sleep_interval: values.duration("compaction-sleep-interval"),
         auto_compaction: auto_compaction(values)?,
         watch_progress_notify_interval: values.duration("watch-progress-notify-interval"),
-        lease_checkpoint: check_gates(values)?,
+        lease_checkpoint: check_gates(values),
         downgrade_check_time: values.duration("downgrade-check-time"),
         warning_apply_duration: values.duration("warning-apply-duration"),
         name: name.clone(),
@@ -261,7 +243,9 @@ mod tests {
             ]),
             "expected IP in URL for binding (http://example.com:2379)"
         );
-        assert_eq!(mistake(&["--feature-gates", "Foo=true"]), "unrecognized feature gate: Foo");
+        assert!(mistake(&["--feature-gates", "Foo=true"]).contains("unrecognized feature gate"));
+        assert!(mistake(&["--max-learners=-1"]).contains("--max-learners"));
+        assert!(mistake(&["--name="]).contains("couldn't find local name \"\""));
         assert!(mistake(&["--listen-peer-urls", "127.0.0.1:2380"]).contains("URL scheme must be"));
         assert!(
             mistake(&["--listen-peer-urls", "https://127.0.0.1:2380"]).contains("asks for TLS")

@@ -19,7 +19,7 @@ pub(super) fn text() -> String {
             _ => format!(" '{}'", flag.default),
         };
         text.push_str(&format!("  --{}{value}\n    {}\n", flag.name, flag.help));
-        if let Kind::Choice(choices) = flag.kind {
+        if let Kind::Choice(choices) | Kind::LateChoice(choices) = flag.kind {
             let words: Vec<_> =
                 choices.iter().filter(|choice| !choice.is_empty()).copied().collect();
             text.push_str(&format!("    One of: {}.\n", words.join(", ")));

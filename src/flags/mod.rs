@@ -11,7 +11,23 @@ pub(crate) mod table;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use mainstay_net::parse_urls;
 use table::{FLAGS, Flag, Kind};
+
+/// Feature gates of etcd 3.6 and 3.7.
+const GATES: [&str; 11] = [
+    "AllAlpha",
+    "AllBeta",
+    "CompactHashCheck",
+    "FastLeaseKeepAlive",
+    "InitialCorruptCheck",
+    "LeaseCheckpoint",
+    "LeaseCheckpointPersist",
+    "PriorityRequest",
+    "SetMemberLocalAddr",
+    "StopGRPCServiceOnDefrag",
+    "TxnModeWriteWithSharedBuffer",
+];
 
 /// Why the command line was refused.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +97,24 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
+/// Reads `NAME=true|false` pairs.
+fn parse_gates(text: &str) -> Result<Vec<(&str, bool)>, String> {
+    let pairs = text.split(',').filter(|pair| !pair.is_empty());
+    let gates = pairs.map(|pair| {
+        let (name, on) = pair
+            .split_once('=')
+            .ok_or_else(|| format!("missing bool value for {pair}: write {pair}=true"))?;
+        let name = name.trim();
+        if !GATES.contains(&name) {
+            return Err(format!("unrecognized feature gate: {name}"));
+        }
+        let on = parse_bool(on.trim())
+            .ok_or_else(|| format!("invalid value of {name}={on}: true or false is expected"))?;
+        Ok((name, on))
+    });
+    gates.collect()
+}
+
 /// Whether `text` is a value of the kind; the error is Go's.
 fn check(flag: &Flag, text: &str) -> Result<(), String> {
     let good = match flag.kind {
@@ -89,14 +123,15 @@ fn check(flag: &Flag, text: &str) -> Result<(), String> {
         Kind::Integer => text.parse::<i64>().is_ok(),
         Kind::Unsigned => text.parse::<u64>().is_ok(),
         Kind::Duration => parse_duration(text).is_some(),
-        Kind::Choice(choices) => {
+        Kind::Urls if text.is_empty() => true,
+        Kind::Urls => return parse_urls(text).map(drop).map_err(|error| error.to_string()),
+        Kind::Gates => return parse_gates(text).map(drop),
+        Kind::Choice(choices) | Kind::LateChoice(choices) => {
             if choices.contains(&text) {
                 return Ok(());
             }
-            return Err(format!(
-                "invalid value {text:?}: one of {} is expected",
-                choices.join(", ")
-            ));
+            let choices: Vec<_> = choices.iter().copied().filter(|word| !word.is_empty()).collect();
+            return Err(format!("one of {} is expected", choices.join(", ")));
         }
     };
     if good { Ok(()) } else { Err("parse error".to_string()) }
@@ -171,8 +206,13 @@ impl Values {
                     value.clone()
                 }
             };
-            self.assign(flag, &value)
-                .map_err(|why| FlagError::Usage(bad_value(flag, name, &value, &why)))?;
+            self.assign(flag, &value).map_err(|why| {
+                let message = bad_value(flag, name, &value, &why);
+                match flag.kind {
+                    Kind::LateChoice(_) => FlagError::Fatal(message),
+                    _ => FlagError::Usage(message),
+                }
+            })?;
             if name.starts_with("experimental-") && name != flag.name {
                 self.warnings.push(format!(
                     "--{name} is deprecated: use --{} instead; it has the same effect",
@@ -237,6 +277,11 @@ impl Values {
         self.text(name).parse().expect("numbers are checked when they are assigned")
     }
 
+    /// A flag of kind `Gates`.
+    pub(crate) fn gates(&self, name: &str) -> Vec<(&str, bool)> {
+        parse_gates(self.text(name)).expect("gates are checked when they are assigned")
+    }
+
     /// A flag of kind `Integer`.
     pub(crate) fn integer(&self, name: &str) -> i64 {
         self.text(name).parse().expect("numbers are checked when they are assigned")
@@ -255,13 +300,14 @@ fn bad_value(flag: &Flag, name: &str, value: &str, why: &str) -> String {
     }
 }
 
-/// The flag that was probably meant: the one with the longest common start.
+/// The flag that was probably meant: the one that the fewest slips of the hand make of it.
 fn suggestion(name: &str) -> String {
-    let common = |flag: &Flag| {
-        flag.name.bytes().zip(name.bytes()).take_while(|(left, right)| left == right).count()
-    };
-    match FLAGS.iter().max_by_key(|flag| common(flag)) {
-        Some(flag) if common(flag) >= 4 => format!(" (did you mean --{}?)", flag.name),
+    let slips = |flag: &Flag| strsim::damerau_levenshtein(flag.name, name);
+    match FLAGS.iter().min_by_key(|flag| slips(flag)) {
+        // More of them, and it is another word.
+        Some(flag) if slips(flag) <= 1 + name.len() / 5 => {
+            format!(" (did you mean --{}?)", flag.name)
+        }
         _ => " (`etcd --help` lists all flags)".to_string(),
     }
 }
@@ -292,9 +338,25 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let text = |arguments: &[&str]| parse(arguments, &[]).unwrap_err().to_string();
-        assert!(text(&["--listen-client-url", "x"]).starts_with(
-            "flag provided but not defined: -listen-client-url (did you mean --listen-client-"
-        ));
+        for (given, meant) in [
+            ("listen-client-url", "listen-client-urls"),
+            ("inital-cluster", "initial-cluster"),
+            ("intial-cluster-state", "initial-cluster-state"),
+            ("initial-cluster-sate", "initial-cluster-state"),
+            ("initial-clustre-token", "initial-cluster-token"),
+            ("advertise-clients-url", "advertise-client-urls"),
+            ("datadir", "data-dir"),
+            ("nmae", "name"),
+        ] {
+            assert_eq!(
+                text(&[&format!("--{given}=x")]),
+                format!("flag provided but not defined: -{given} (did you mean --{meant}?)")
+            );
+        }
+        for strange in ["colour", "x", "initial"] {
+            let text = text(&[&format!("--{strange}")]);
+            assert!(text.ends_with("(`etcd --help` lists all flags)"), "{text}");
+        }
         assert_eq!(
             text(&["--snapshot-count", "abc"]),
             "invalid value \"abc\" for flag -snapshot-count: parse error"
@@ -305,6 +367,47 @@ mod tests {
             text(&["--pre-vote=maybe"]),
             "invalid boolean value \"maybe\" for -pre-vote: parse error"
         );
+    }
+
+    /// Etcd's flag package ends with 2 where a value does not parse, etcd itself with 1 where it
+    /// checks later, and where the value is not from the command line.
+    #[test]
+    fn exit_codes_are_etcds() {
+        let usage = |argument: &str| match parse(&[argument], &[]) {
+            Err(FlagError::Usage(message)) => message,
+            other => panic!("{argument}: {other:?}"),
+        };
+        assert_eq!(
+            usage("--listen-peer-urls=tcp://a:1"),
+            "invalid value \"tcp://a:1\" for flag -listen-peer-urls: URL scheme must be http, https, \
+             unix, or unixs: tcp://a:1"
+        );
+        for flag in ["listen-client-urls", "listen-client-http-urls", "listen-metrics-urls"] {
+            usage(&format!("--{flag}=http://a"));
+        }
+        for flag in ["initial-advertise-peer-urls", "advertise-client-urls"] {
+            usage(&format!("--{flag}=http://a:1/path"));
+        }
+        assert_eq!(
+            usage("--feature-gates=Foo=true"),
+            "invalid value \"Foo=true\" for flag -feature-gates: unrecognized feature gate: Foo"
+        );
+        usage("--feature-gates=CompactHashCheck=maybe");
+        usage("--feature-gates=CompactHashCheck");
+        usage("--initial-cluster-state=maybe");
+        for late in ["auto-compaction-mode", "log-format", "logger", "tls-min-version"] {
+            let error = parse(&[&format!("--{late}=foo")], &[]).unwrap_err();
+            assert!(matches!(error, FlagError::Fatal(_)), "{error}");
+            assert!(error.to_string().contains(late), "{error}");
+        }
+        for (variable, value) in
+            [("ETCD_LISTEN_PEER_URLS", "tcp://a:1"), ("ETCD_INITIAL_CLUSTER_STATE", "maybe")]
+        {
+            let error = parse(&[], &[(variable, value)]).unwrap_err();
+            assert!(matches!(error, FlagError::Fatal(_)), "{error}");
+            assert!(error.to_string().contains(variable), "{error}");
+        }
+        assert!(parse(&["--listen-client-http-urls="], &[]).is_ok());
     }
 
     #[test]

@@ -13,6 +13,12 @@ pub(crate) enum Kind {
     Duration,
     /// One of these words.
     Choice(&'static [&'static str]),
+    /// One of these words; etcd looks only after it has read all flags, so the exit code is another.
+    LateChoice(&'static [&'static str]),
+    /// URLs with commas between them, or nothing.
+    Urls,
+    /// `NAME=true|false` with commas between them.
+    Gates,
 }
 
 /// What giving the flag does here.
@@ -103,7 +109,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Member",
         "listen-peer-urls",
-        Kind::Text,
+        Kind::Urls,
         "http://localhost:2380",
         H,
         "URLs on which other members are served.",
@@ -111,7 +117,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Member",
         "listen-client-urls",
-        Kind::Text,
+        Kind::Urls,
         "http://localhost:2379",
         H,
         "URLs on which clients are served, gRPC and HTTP.",
@@ -119,7 +125,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Member",
         "listen-client-http-urls",
-        Kind::Text,
+        Kind::Urls,
         "",
         H,
         "URLs for HTTP only; the client URLs then serve gRPC only.",
@@ -243,7 +249,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Member",
         "feature-gates",
-        Kind::Text,
+        Kind::Gates,
         "",
         H,
         "Feature gates as NAME=true|false, comma-separated.",
@@ -251,7 +257,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Clustering",
         "initial-advertise-peer-urls",
-        Kind::Text,
+        Kind::Urls,
         "http://localhost:2380",
         H,
         "Peer URLs under which other members reach this one.",
@@ -283,7 +289,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Clustering",
         "advertise-client-urls",
-        Kind::Text,
+        Kind::Urls,
         "http://localhost:2379",
         H,
         "Client URLs under which clients reach this member.",
@@ -432,7 +438,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Clustering",
         "auto-compaction-mode",
-        Kind::Choice(&["periodic", "revision"]),
+        Kind::LateChoice(&["periodic", "revision"]),
         "periodic",
         H,
         "Whether the retention is a time or a number of revisions.",
@@ -549,7 +555,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Security",
         "tls-min-version",
-        Kind::Choice(&["", "TLS1.2", "TLS1.3"]),
+        Kind::LateChoice(&["", "TLS1.2", "TLS1.3"]),
         "TLS1.2",
         Effect::Differs("TLS is not built in this version"),
         "Lowest TLS version.",
@@ -557,7 +563,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Security",
         "tls-max-version",
-        Kind::Choice(&["", "TLS1.2", "TLS1.3"]),
+        Kind::LateChoice(&["", "TLS1.2", "TLS1.3"]),
         "",
         Effect::Differs("TLS is not built in this version"),
         "Highest TLS version.",
@@ -621,7 +627,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Profiling and monitoring",
         "listen-metrics-urls",
-        Kind::Text,
+        Kind::Urls,
         "",
         H,
         "URLs for /metrics and /health alone.",
@@ -634,7 +640,14 @@ pub(crate) static FLAGS: &[Flag] = &[
         H,
         "Serve gRPC reflection (Mainstay only).",
     ),
-    flag("Logging", "logger", Kind::Choice(&["zap"]), "zap", H, "Kind of logger; there is one."),
+    flag(
+        "Logging",
+        "logger",
+        Kind::LateChoice(&["zap"]),
+        "zap",
+        H,
+        "Kind of logger; there is one.",
+    ),
     flag(
         "Logging",
         "log-outputs",
@@ -654,7 +667,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     flag(
         "Logging",
         "log-format",
-        Kind::Choice(&["json", "console"]),
+        Kind::LateChoice(&["json", "console"]),
         "json",
         H,
         "Form of a log line.",

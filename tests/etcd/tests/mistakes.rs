@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mainstay_etcd_tests::member::{Cluster, Member, Program, TempDir, free_port, mainstay_binary};
+use mainstay_etcd_tests::member::{
+    Cluster, Member, Program, TempDir, free_port, mainstay_binary, peers_dir,
+};
 use mainstay_etcd_tests::ops::settle;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -168,16 +170,14 @@ impl Ended {
 fn a_url_without_a_scheme() {
     let mut start = Start::new();
     let ended = start.set("listen-client-urls", "127.0.0.1:2379").run();
-    assert_ne!(ended.code, Some(0));
-    ended.mentions(&["listen-client-urls", "URL scheme must be http, https, unix, or unixs"]);
+    ended.says(2, &["listen-client-urls", "URL scheme must be http, https, unix, or unixs"]);
 }
 
 #[test]
 fn a_url_with_a_wrong_scheme() {
     let mut start = Start::new();
     let ended = start.set("listen-peer-urls", "tcp://127.0.0.1:2380").run();
-    assert_ne!(ended.code, Some(0));
-    ended.mentions(&["listen-peer-urls", "URL scheme must be http, https, unix, or unixs"]);
+    ended.says(2, &["listen-peer-urls", "URL scheme must be http, https, unix, or unixs"]);
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn a_data_directory_that_cannot_be_written() {
     let start = Start::new();
     File::create(start.data()).unwrap();
     let path = start.data().display().to_string();
-    start.run().says(1, &["data directory", &path, "choose another"]);
+    start.run().says(1, &["data directory", &path, "is a regular file", "move it away"]);
 }
 
 #[test]
@@ -229,6 +229,9 @@ fn a_flag_that_does_not_exist() {
         2,
         &["flag provided but not defined: -listen-client-url", "--listen-client-urls", "--help"],
     );
+    let mut start = Start::new();
+    let ended = start.plain("--inital-cluster=one=http://127.0.0.1:2380").run();
+    ended.says(2, &["-inital-cluster (did you mean --initial-cluster?)"]);
     let mut start = Start::new();
     start.plain("--colour").run().says(2, &["-colour", "`etcd --help` lists all flags"]);
 }
@@ -243,6 +246,41 @@ fn a_value_that_is_none() {
     ended.says(2, &["\"maybe\"", "initial-cluster-state", "new", "existing"]);
     let mut start = Start::new();
     start.plain("serve").run().says(1, &["\"serve\" is not a valid flag"]);
+}
+
+/// Real etcd is asked for its exit code.
+#[test]
+fn exit_codes_are_those_of_etcd() {
+    let mistakes: [&[&str]; 16] = [
+        &["--listen-peer-urls=tcp://127.0.0.1:2380"],
+        &["--listen-metrics-urls=http://127.0.0.1"],
+        &["--initial-advertise-peer-urls=http://localhost"],
+        &["--advertise-client-urls=http://localhost:1/path"],
+        &["--listen-client-urls=http://127.0.0.1:2379"],
+        &["--initial-cluster=x"],
+        &["--initial-cluster-state=maybe"],
+        &["--heartbeat-interval=500"],
+        &["--snapshot-count=lots"],
+        &["--snapshot-count"],
+        &["--colour"],
+        &["serve"],
+        &["--auto-compaction-mode=foo"],
+        &["--log-format=xml"],
+        &["--feature-gates=Foo=true"],
+        &["--name="],
+    ];
+    let etcd = peers_dir().unwrap().join("etcd");
+    for flags in mistakes {
+        let run = |mut program: Command| {
+            let dir = tempfile::tempdir().unwrap();
+            program.args(flags).current_dir(dir.path()).env_clear().output().unwrap().status.code()
+        };
+        let mut ours = Command::new(mainstay_binary().unwrap());
+        ours.arg("etcd");
+        let ours = run(ours);
+        assert!(matches!(ours, Some(1 | 2)), "{flags:?}: {ours:?}");
+        assert_eq!(ours, run(Command::new(&etcd)), "{flags:?}");
+    }
 }
 
 #[test]
@@ -291,11 +329,28 @@ fn one_of_three_members_alone() {
     let (two, three) = (url(), url());
     let list = format!("one={},two={two},three={three}", start.peer);
     start.set("initial-cluster", &list);
-    let two = format!("failed to dial {two}");
-    let three = format!("failed to dial {three}");
-    let ended = start.run_until(&[&two, &three]);
+    let ended = start.run_until(&["waiting-for"]);
     assert_eq!(ended.code, None, "it waits for the others: {}", ended.output);
-    ended.mentions(&[&two, &three]);
+    let line = ended.output.lines().find(|line| line.contains("waiting-for"));
+    let line = line.unwrap_or_else(|| panic!("nobody is waited for: {}", ended.output));
+    let said: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!(said["level"], "warn", "{line}");
+    let text = |key: &str| said[key].as_str().unwrap().to_owned();
+    assert!(text("msg").contains("2 of 3 voting members are needed to elect a leader"), "{line}");
+    assert_eq!(
+        (&said["needed"], &said["voters"], &said["reached"]),
+        (&2.into(), &3.into(), &1.into())
+    );
+    // In any order, with their ids.
+    let waiting_for = text("waiting-for");
+    for (name, url) in [("two", &two), ("three", &three)] {
+        let member = waiting_for.split("), ").find(|member| member.starts_with(name));
+        let member = member.unwrap_or_else(|| panic!("{name} is missing in: {line}"));
+        let (id, urls) = member.split_once(" (id ").unwrap().1.split_once(", ").unwrap();
+        assert!(u64::from_str_radix(id, 16).is_ok(), "{line}");
+        assert_eq!(urls.trim_end_matches(')'), url.as_str());
+    }
+    assert!(!waiting_for.contains(&start.peer), "{line}");
 }
 
 #[test]
@@ -367,7 +422,28 @@ fn a_log_that_is_cut_off() {
     let segment = start.segment();
     File::options().write(true).open(&segment).unwrap().set_len(100).unwrap();
     let path = segment.display().to_string();
-    start.run().says(1, &[&path, "the log has lost its end"]);
+    let data = start.data().display().to_string();
+    let ended = start.run();
+    ended.says(1, &[&path, "the log has lost its end", "etcdctl member remove", &data]);
+    assert_eq!(ended.output.matches("cut the torn tail").count(), 1, "{}", ended.output);
+}
+
+#[test]
+fn a_log_that_is_gone_after_a_crash() {
+    let start = Start::new();
+    let log = start.dir.path().join("first");
+    let mut child = start.spawn(&log);
+    wait_ready(&log);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let log = start.data().join("member/wal");
+    std::fs::remove_dir_all(&log).unwrap();
+    let log = log.display().to_string();
+    let engine = start.data().join("member/mainstay").display().to_string();
+    for _ in 0..2 {
+        let ended = start.run();
+        ended.says(1, &[&log, &engine, "lost its log", "etcdctl member remove", "--wal-dir"]);
+    }
 }
 
 #[test]

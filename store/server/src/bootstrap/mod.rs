@@ -47,6 +47,20 @@ pub enum StartError {
         /// What the system said.
         reason: String,
     },
+    /// Something else stands where a directory belongs.
+    #[error(
+        "cannot make the data directory {}: {} is {what}, and a directory is needed there; move it \
+         away, or choose another place with --data-dir (or --wal-dir for the log)",
+        .path.display(), .in_the_way.display()
+    )]
+    NotADirectory {
+        /// The directory that is needed.
+        path: PathBuf,
+        /// What stands there, or on the way there.
+        in_the_way: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
     /// Data of a real etcd.
     #[error(
         "{}: holds the data of etcd; taking over such a directory is not built yet in this \
@@ -313,6 +327,11 @@ pub(crate) async fn boot(
 
 fn prepare_directories(config: &StoreConfig) -> Result<(), StartError> {
     let snap = config.snap_dir();
+    for dir in [&snap, &config.wal_dir(), &config.engine_dir()] {
+        if let Some((in_the_way, what)) = in_the_way(dir) {
+            return Err(StartError::NotADirectory { path: dir.clone(), in_the_way, what });
+        }
+    }
     for dir in [&config.data_dir, &config.member_dir(), &snap] {
         let bad = |error: std::io::Error| StartError::DataDir {
             path: dir.clone(),
@@ -334,6 +353,22 @@ fn prepare_directories(config: &StoreConfig) -> Result<(), StartError> {
         }
     }
     Ok(())
+}
+
+/// What keeps a directory from being made, and what it is.
+fn in_the_way(dir: &Path) -> Option<(PathBuf, &'static str)> {
+    for path in dir.ancestors().filter(|path| !path.as_os_str().is_empty()) {
+        let what = match (std::fs::metadata(path), std::fs::symlink_metadata(path)) {
+            (Ok(found), _) if found.is_dir() => return None,
+            (Ok(found), _) if found.is_file() => "a regular file",
+            (Ok(_), _) => "no directory",
+            (Err(_), Ok(found)) if found.is_symlink() => "a symbolic link that leads nowhere",
+            // Not there, or what is above it is in the way.
+            (Err(_), _) => continue,
+        };
+        return Some((path.to_owned(), what));
+    }
+    None
 }
 
 /// What an engine says about the log, for error texts.

@@ -401,7 +401,20 @@ async fn what_cannot_start_says_why() {
     std::fs::write(dir.path().join("file"), "").unwrap();
     file_in_the_way.data_dir = dir.path().join("file");
     let error = refusal(file_in_the_way).await;
-    assert!(matches!(error, StartError::DataDir { .. }), "{error}");
+    assert!(matches!(error, StartError::NotADirectory { .. }), "{error}");
+    for below in ["member", "member/wal", "member/mainstay", "member/snap"] {
+        let data = dir.path().join(below.replace('/', "-"));
+        let file = data.join(below);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "").unwrap();
+        let error = refusal(config(&data, EngineKind::Memory)).await;
+        let StartError::NotADirectory { in_the_way, .. } = error else { panic!("{error}") };
+        assert_eq!(in_the_way, file);
+    }
+    let nowhere = dir.path().join("link");
+    std::os::unix::fs::symlink(dir.path().join("nowhere"), &nowhere).unwrap();
+    let error = refusal(config(&nowhere, EngineKind::Memory)).await.to_string();
+    assert!(error.contains("a symbolic link that leads nowhere"), "{error}");
 
     let etcd = dir.path().join("etcd");
     std::fs::create_dir_all(etcd.join("member/snap")).unwrap();
