@@ -1,15 +1,24 @@
-//! The next segment, made before it is needed, so that a cut does not wait for the disk to set
-//! aside 64 MB.
+//! The work beside the log: the next segment, made before it is needed, so that a cut does not
+//! wait for the disk to set aside 64 MB; and the deletion of old segments, so that nothing waits
+//! for the disk to free them.
 //!
-//! Input: a directory and a size. Output: an empty, locked, preallocated file under a temporary
-//! name that the log renames. Names alternate between `0.tmp` and `1.tmp`, so the file being made
-//! never has the name of the one just handed out.
-//! **Invariant:** after drop the thread has ended and has taken its file away.
+//! Input: a directory and a size; names of files to delete. Output: an empty, locked, preallocated
+//! file under a temporary name that the log renames. Names alternate between `0.tmp` and `1.tmp`,
+//! so the file being made never has the name of the one just handed out.
+//!
+//! Making goes before deleting: between any two deletions a segment that is wanted is made.
+//!
+//! **Invariant:** files are deleted one by one in the order given, so that what a crash leaves has
+//! no gap: file systems lose unsynced changes of a directory from the last one backwards. The
+//! directory is synced once for all.
+//! **Invariant:** after a failure nothing more is made or deleted, and the next call reports it.
+//! **Invariant:** after drop the thread has ended and has taken its file away. Files that were to
+//! be deleted may be left.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use crate::files::{Access, File, Files};
@@ -20,23 +29,41 @@ pub(crate) struct Prepared {
     pub(crate) path: PathBuf,
 }
 
-/// Makes segments, ahead of time or on demand.
-pub(crate) struct Pipeline {
-    maker: Maker,
-    ahead: Option<Ahead>,
+/// Makes and deletes segments, on a thread of its own or on demand.
+pub(crate) enum Pipeline {
+    OnDemand(Hands),
+    Aside(Aside),
 }
 
-struct Maker {
+/// What touches the disk.
+pub(crate) struct Hands {
     files: Arc<dyn Files>,
     dir: PathBuf,
     size: u64,
+    /// Whether directories are synced.
+    sync: bool,
     count: u64,
 }
 
-struct Ahead {
-    /// Holds nothing itself: the maker waits in `send` with the one file that it has ready.
-    receiver: Receiver<io::Result<Prepared>>,
-    thread: JoinHandle<()>,
+/// The thread and what it shares with the log.
+pub(crate) struct Aside {
+    desk: Arc<Desk>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Desk {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    ready: Option<Prepared>,
+    doomed: VecDeque<PathBuf>,
+    /// Why the thread has ended.
+    failure: Option<(io::ErrorKind, String)>,
+    closed: bool,
 }
 
 impl Pipeline {
@@ -44,67 +71,148 @@ impl Pipeline {
         files: Arc<dyn Files>,
         dir: &Path,
         size: u64,
-        ahead: bool,
+        sync: bool,
+        aside: bool,
     ) -> io::Result<Pipeline> {
-        let maker = Maker { files, dir: dir.to_owned(), size, count: 0 };
-        let ahead = if ahead { Some(Ahead::spawn(maker.clone())?) } else { None };
-        Ok(Pipeline { maker, ahead })
+        let hands = Hands { files, dir: dir.to_owned(), size, sync, count: 0 };
+        if !aside {
+            return Ok(Pipeline::OnDemand(hands));
+        }
+        let desk = Arc::new(Desk::default());
+        let its = desk.clone();
+        let thread = std::thread::Builder::new()
+            .name("log-segments".to_owned())
+            .spawn(move || its.work(hands))?;
+        Ok(Pipeline::Aside(Aside { desk, thread: Some(thread) }))
     }
 
     /// The next file. Rename it before the next call.
     pub(crate) fn take(&mut self) -> io::Result<Prepared> {
-        match &self.ahead {
-            None => self.maker.make(),
-            Some(ahead) => match ahead.receiver.recv() {
-                Ok(made) => made,
-                Err(_) => Err(io::Error::other("preparing the next segment failed before")),
-            },
+        let desk = match self {
+            Pipeline::OnDemand(hands) => return hands.make(),
+            Pipeline::Aside(aside) => &aside.desk,
+        };
+        let mut state = desk.lock();
+        loop {
+            state.check()?;
+            if let Some(prepared) = state.ready.take() {
+                desk.changed.notify_all();
+                return Ok(prepared);
+            }
+            state = desk.wait(state);
         }
     }
-}
 
-impl Drop for Pipeline {
-    fn drop(&mut self) {
-        if let Some(Ahead { receiver, thread }) = self.ahead.take() {
-            drop(receiver);
-            if thread.join().is_err() {
-                tracing::error!("the thread that prepares log segments panicked");
+    /// Deletes files, the first first; beside the log they are only noted here.
+    pub(crate) fn delete(&mut self, files: Vec<PathBuf>) -> io::Result<()> {
+        match self {
+            Pipeline::OnDemand(hands) => {
+                for path in &files {
+                    hands.delete(path)?;
+                }
+                if files.is_empty() { Ok(()) } else { hands.settle() }
+            }
+            Pipeline::Aside(Aside { desk, .. }) => {
+                let mut state = desk.lock();
+                state.check()?;
+                state.doomed.extend(files);
+                desk.changed.notify_all();
+                Ok(())
             }
         }
     }
+
+    /// Deletes nothing more.
+    pub(crate) fn spare(&self) {
+        if let Pipeline::Aside(aside) = self {
+            aside.desk.lock().doomed.clear();
+        }
+    }
 }
 
-impl Ahead {
-    fn spawn(mut maker: Maker) -> io::Result<Ahead> {
-        let (sender, receiver) = sync_channel(0);
-        let thread =
-            std::thread::Builder::new().name("log-segments".to_owned()).spawn(move || {
-                loop {
-                    let made = maker.make();
-                    let failed = made.is_err();
-                    if let Err(unwanted) = sender.send(made) {
-                        if let Ok(prepared) = unwanted.0 {
-                            // Nobody depends on it; a leftover is emptied at the next start.
-                            let _ = maker.files.remove(&prepared.path);
-                        }
-                        return;
-                    }
-                    if failed {
-                        return;
-                    }
+impl Drop for Aside {
+    fn drop(&mut self) {
+        self.desk.lock().closed = true;
+        self.desk.changed.notify_all();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that prepares log segments panicked");
+        }
+    }
+}
+
+impl State {
+    fn check(&self) -> io::Result<()> {
+        match &self.failure {
+            None => Ok(()),
+            Some((kind, message)) => Err(io::Error::new(*kind, message.clone())),
+        }
+    }
+}
+
+/// Notes that the thread is gone, even by a panic, so that nobody waits for it.
+struct Gone<'a>(&'a Desk);
+
+impl Drop for Gone<'_> {
+    fn drop(&mut self) {
+        let ended = || (io::ErrorKind::Other, "the thread that prepares segments ended".to_owned());
+        self.0.lock().failure.get_or_insert_with(ended);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no code panics while it holds the lock")
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).expect("no code panics while it holds the lock")
+    }
+
+    /// What the thread does.
+    fn work(&self, mut hands: Hands) {
+        let _gone = Gone(self);
+        let mut unsynced = false;
+        let mut state = self.lock();
+        let failure = loop {
+            let result = if state.closed {
+                let unwanted = state.ready.take();
+                drop(state);
+                if let Some(prepared) = unwanted {
+                    // Nobody depends on it; a leftover is emptied at the next start.
+                    let _ = hands.files.remove(&prepared.path);
                 }
-            })?;
-        Ok(Ahead { receiver, thread })
+                return;
+            } else if state.ready.is_none() {
+                drop(state);
+                hands.make().map(Some)
+            } else if let Some(path) = state.doomed.pop_front() {
+                drop(state);
+                unsynced = true;
+                hands.delete(&path).map(|()| None)
+            } else if unsynced {
+                drop(state);
+                unsynced = false;
+                hands.settle().map(|()| None)
+            } else {
+                state = self.wait(state);
+                continue;
+            };
+            state = self.lock();
+            match result {
+                Ok(None) => {}
+                Ok(made) => {
+                    state.ready = made;
+                    self.changed.notify_all();
+                }
+                Err(error) => break error,
+            }
+        };
+        state.failure = Some((failure.kind(), failure.to_string()));
     }
 }
 
-impl Clone for Maker {
-    fn clone(&self) -> Self {
-        Maker { files: self.files.clone(), dir: self.dir.clone(), ..*self }
-    }
-}
-
-impl Maker {
+impl Hands {
     fn make(&mut self) -> io::Result<Prepared> {
         let path = self.dir.join(format!("{}.tmp", self.count % 2));
         let file = self.files.open(&path, Access::Create)?;
@@ -117,5 +225,17 @@ impl Maker {
         file.preallocate(self.size)?;
         self.count += 1;
         Ok(Prepared { file, path })
+    }
+
+    fn delete(&self, path: &Path) -> io::Result<()> {
+        self.files.remove(path).map_err(|error| {
+            io::Error::new(error.kind(), format!("deleting {}: {error}", path.display()))
+        })?;
+        tracing::info!(path = %path.display(), "deleted a log segment");
+        Ok(())
+    }
+
+    fn settle(&self) -> io::Result<()> {
+        if self.sync { self.files.sync_dir(&self.dir) } else { Ok(()) }
     }
 }

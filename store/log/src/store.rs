@@ -33,8 +33,10 @@ pub trait LogStore: Send {
     /// hard state has to follow by [`LogStore::append`] before anything builds on it.
     fn save_snapshot(&mut self, snapshot: &walpb::Snapshot) -> io::Result<()>;
 
-    /// Gives up the segments that hold only entries below `index`, and deletes the oldest of those
-    /// beyond [`Options::max_wals`]. The segment with `index` in it always stays.
+    /// Gives up the segments that hold only entries below `index`, and has the oldest of those
+    /// beyond [`Options::max_wals`] deleted. The segment with `index` in it always stays. With
+    /// [`Options::prepare_ahead`] this touches no disk: the deletion comes later, and if it fails a
+    /// later call says so.
     fn release_before(&mut self, index: u64) -> io::Result<()>;
 
     /// Writes and syncs what is buffered and lets the files go. Later calls fail.
@@ -104,9 +106,9 @@ pub struct Options {
     pub max_wals: usize,
     /// False skips every sync of a segment (`--unsafe-no-fsync`): only for tests and benchmarks.
     pub sync: bool,
-    /// Whether a thread prepares the next segment ahead of time. Without it the segment is made
-    /// when it is needed: slower at a cut, but the order of disk operations is then fixed, which
-    /// a simulation needs.
+    /// Whether a thread prepares the next segment ahead of time and deletes old ones. Without it
+    /// the calls do so themselves: slower, but the order of disk operations is then fixed, which a
+    /// simulation needs.
     pub prepare_ahead: bool,
     /// At open, ignores snapshot marks above this index. `None` takes the newest usable mark.
     pub replay_from_at_most: Option<u64>,

@@ -2,7 +2,8 @@
 //!
 //! Input: batches from the raft thread. Output: bytes in the last segment. A batch is encoded into
 //! one reused buffer, written with one call and made durable with one `fdatasync`; a hard state
-//! whose commit alone moved stays in the buffer until the next batch.
+//! whose commit alone moved stays in the buffer until the next batch. Segments are made and deleted
+//! beside (see [`crate::pipeline`]).
 //!
 //! **Invariant:** after any failed write, sync, rename or cut, no call reaches the disk again.
 //! **Invariant:** entries are written in an order that a reader accepts: none skips an index.
@@ -210,6 +211,9 @@ impl Wal {
             let path = self.held.back().map_or(&self.dir, |held| &held.segment.path);
             let error = io::Error::new(error.kind(), format!("{}: {error}", path.display()));
             self.end = Some(End::Failed { kind: error.kind(), message: error.to_string() });
+            if let Some(pipeline) = &self.pipeline {
+                pipeline.spare();
+            }
             error
         })
     }
@@ -337,19 +341,17 @@ impl Wal {
         Ok(())
     }
 
-    /// Deletes the oldest of the released segments, one durable step after the other, so that no
-    /// crash can leave a gap.
+    /// Has the oldest of the released segments deleted, oldest first.
     fn purge(&mut self) -> io::Result<()> {
         if self.options.max_wals == 0 {
             return Ok(());
         }
-        while self.released.len() + self.held.len() > self.options.max_wals {
-            let Some(oldest) = self.released.pop_front() else { break };
-            self.files.remove(&oldest.path)?;
-            self.sync_dir()?;
-            tracing::info!(path = %oldest.path.display(), "deleted a log segment");
-        }
-        Ok(())
+        let files = self.released.len() + self.held.len();
+        let surplus = files.saturating_sub(self.options.max_wals).min(self.released.len());
+        let Some(pipeline) = &mut self.pipeline else {
+            return Err(io::Error::other("the log is closed"));
+        };
+        pipeline.delete(self.released.drain(..surplus).map(|segment| segment.path).collect())
     }
 }
 
@@ -408,6 +410,7 @@ fn is_empty(state: &HardState) -> bool {
 }
 
 fn pipeline(files: &Arc<dyn Files>, dir: &Path, options: &Options) -> Result<Pipeline, OpenError> {
-    Pipeline::new(files.clone(), dir, options.segment_bytes, options.prepare_ahead)
+    let Options { segment_bytes, sync, prepare_ahead, .. } = *options;
+    Pipeline::new(files.clone(), dir, segment_bytes, sync, prepare_ahead)
         .map_err(OpenError::io(dir, "starting the thread that prepares segments"))
 }
