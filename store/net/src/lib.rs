@@ -12,6 +12,7 @@ mod authority;
 mod hpack;
 mod listen;
 mod serve;
+mod timed_io;
 mod url;
 
 pub use listen::{BindError, Listener, Stream};

@@ -27,6 +27,7 @@ use tokio::task::JoinSet;
 
 use crate::authority::Mended;
 use crate::listen::Listener;
+use crate::timed_io::TimedIo;
 
 /// Any error of a body or a service.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -63,6 +64,9 @@ pub struct Options {
     pub keepalive_interval: Option<Duration>,
     /// How long a ping may stay unanswered.
     pub keepalive_timeout: Duration,
+    /// How long the other side of a connection may take none of the bytes that wait for it, before
+    /// the connection is cut; `None` waits for as long as the system does.
+    pub write_stall: Option<Duration>,
     /// Connections open at the same time; more wait in the kernel's backlog.
     pub max_connections: usize,
 }
@@ -73,6 +77,7 @@ impl Default for Options {
             max_concurrent_streams: u32::MAX,
             keepalive_interval: Some(Duration::from_secs(2 * 60 * 60)),
             keepalive_timeout: Duration::from_secs(20),
+            write_stall: None,
             max_connections: 65_536,
         }
     }
@@ -141,7 +146,7 @@ async fn accept_loop(
                 Ok((stream, peer)) => {
                     let task = serve_connection(
                         builder.clone(),
-                        TokioIo::new(Mended::new(stream)),
+                        TokioIo::new(Mended::new(TimedIo::new(stream, options.write_stall))),
                         Connection { peer },
                         handler.clone(),
                         for_connections.clone(),
@@ -199,7 +204,7 @@ fn builder(options: &Options) -> auto::Builder<TokioExecutor> {
 
 async fn serve_connection(
     builder: Arc<auto::Builder<TokioExecutor>>,
-    io: TokioIo<Mended<crate::Stream>>,
+    io: TokioIo<Mended<TimedIo<crate::Stream>>>,
     connection: Connection,
     handler: Arc<dyn Handler>,
     mut stopped: watch::Receiver<bool>,
@@ -303,6 +308,53 @@ mod tests {
             };
             assert_eq!((kind, payload[0]), (1, 0x88), "{authority}: HEADERS with :status 200");
         }
+        server.shutdown(Duration::from_secs(1)).await;
+    }
+
+    /// Answers without end; tells when nobody wants the answer any more.
+    struct Endless(tokio::sync::mpsc::UnboundedSender<()>);
+    impl Handler for Endless {
+        fn call(
+            &self,
+            _request: Request<Incoming>,
+        ) -> Pin<Box<dyn Future<Output = Response<Body>> + Send + 'static>> {
+            struct Told(tokio::sync::mpsc::UnboundedSender<()>);
+            impl Drop for Told {
+                fn drop(&mut self) {
+                    let _ = self.0.send(());
+                }
+            }
+            let told = Told(self.0.clone());
+            let chunks = futures_util::stream::repeat_with(move || {
+                let _ = &told;
+                Ok(hyper::body::Frame::data(Bytes::from(vec![0; 64 << 10])))
+            });
+            Box::pin(async {
+                Response::new(http_body_util::StreamBody::new(chunks).boxed_unsync())
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_whose_other_side_takes_nothing_is_cut() {
+        let url = &parse_urls("http://127.0.0.1:0").unwrap()[0];
+        let listener = Listener::bind(url, false).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (ends, mut ended) = tokio::sync::mpsc::unbounded_channel();
+        let options =
+            Options { write_stall: Some(Duration::from_millis(200)), ..Options::default() };
+        let server = Server::start(vec![listener], Arc::new(Endless(ends)), options);
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        // One that takes its time, but takes something, is kept.
+        let mut some = vec![0; 1 << 20];
+        for _ in 0..8 {
+            stream.read_exact(&mut some).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(ended.try_recv().is_err());
+        let cut = tokio::time::timeout(Duration::from_secs(10), ended.recv()).await;
+        assert_eq!(cut.expect("the stalled connection is cut"), Some(()));
         server.shutdown(Duration::from_secs(1)).await;
     }
 

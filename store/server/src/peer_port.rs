@@ -1,6 +1,8 @@
 //! The peer port: accepts connections of other members and lets the peer protocol answer.
 //!
-//! **Invariant:** the port closes when the member stops, with every connection on it.
+//! **Invariant:** the port closes when the member stops, with every connection on it. Streams are
+//! ended first: they have no end of their own, and their readers learn of it at once.
+//! **Invariant:** a peer that takes no bytes for the write time of the peer protocol is cut off.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use mainstay_peer::PeerService;
 
 use crate::core::Core;
 
-/// Time for running answers when the member stops; streams have no end of their own.
+/// Time for running answers when the member stops.
 const DRAIN: Duration = Duration::from_millis(100);
 
 struct Answers(PeerService);
@@ -33,7 +35,9 @@ impl Handler for Answers {
 
 /// Serves the peer port until the member stops.
 pub(crate) async fn serve(core: Arc<Core>, listeners: Vec<Listener>, service: PeerService) {
-    let server = Server::start(listeners, Arc::new(Answers(service)), Options::default());
+    let options = Options { write_stall: Some(service.write_stall()), ..Options::default() };
+    let server = Server::start(listeners, Arc::new(Answers(service)), options);
     core.stop.stopped().await;
+    core.network.stop();
     server.shutdown(DRAIN).await;
 }

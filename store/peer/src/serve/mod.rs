@@ -7,15 +7,13 @@
 //! etcd has such a path. What can't be done now is a 5xx: a follower takes 404 on a lease for
 //! "expired", and tells its client so.
 
-mod connection;
 mod member;
 mod raft;
 
-use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 
@@ -25,8 +23,6 @@ use crate::headers::{CLUSTER_ID, Refusal};
 use crate::host::Host;
 use crate::link::Shared;
 use crate::peers::Peers;
-
-pub use connection::serve_connection;
 
 /// Answers requests on the peer port. Clones answer for the same member.
 #[derive(Clone)]
@@ -45,6 +41,12 @@ impl PeerService {
         PeerService { peers }
     }
 
+    /// How long a peer may take no bytes of an answer before its connection is to be cut, so that
+    /// streams to hosts that vanished do not stay behind.
+    pub fn write_stall(&self) -> Duration {
+        self.peers.shared().timing.write
+    }
+
     /// Answers one request. For a stream the answer's body ends when the peer's connection does.
     pub async fn call(&self, request: Request<Incoming>) -> Response<PeerBody> {
         let Some(host) = self.peers.host() else {
@@ -52,17 +54,6 @@ impl PeerService {
         };
         let context = Context { peers: self.peers.clone(), host };
         route(&context, request).await
-    }
-}
-
-impl hyper::service::Service<Request<Incoming>> for PeerService {
-    type Response = Response<PeerBody>;
-    type Error = Infallible;
-    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
-
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let service = self.clone();
-        Box::pin(async move { Ok(PeerService::call(&service, request).await) })
     }
 }
 

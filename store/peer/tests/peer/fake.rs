@@ -1,6 +1,7 @@
 //! A member without a store: it notes what reaches it, and answers as it is told.
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -9,10 +10,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
 use mainstay_peer::{
     AppliedVersions, Config, HashKv, Host, IncomingSnapshot, LeaseError, LeaseTimeToLive,
     MemberInfo, Peers, Pinned, PlainDialer, ProcessError, PromoteError, SnapshotBody, StageError,
-    Timing, Version, parse_urls, serve_connection,
+    Timing, Version, parse_urls,
 };
 use mainstay_proto::raftpb::{ConfState, Entry, Message, MessageType, Snapshot, SnapshotMetadata};
 use tokio::net::TcpListener;
@@ -304,7 +308,12 @@ fn serve(listener: TcpListener, peers: Peers) -> JoinSet<()> {
             stream.set_nodelay(true).unwrap();
             let service = peers.service();
             connections.spawn(async move {
-                let _ = serve_connection(stream, service).await;
+                let answer = service_fn(|request| {
+                    let service = service.clone();
+                    async move { Ok::<_, Infallible>(service.call(request).await) }
+                });
+                let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
+                let _ = serving.await;
             });
         }
     });

@@ -13,16 +13,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
 /// Wraps a connection; writing fails with `TimedOut` when it stands still for the given time.
-pub struct TimedIo<T> {
+#[derive(Debug)]
+pub(crate) struct TimedIo<T> {
     io: T,
-    limit: Duration,
+    limit: Option<Duration>,
     /// Runs while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T> TimedIo<T> {
-    /// `limit` is for each single wait, not for the whole.
-    pub fn new(io: T, limit: Duration) -> Self {
+    /// `limit` is for each single wait, not for the whole; with `None` writes wait without end.
+    pub(crate) fn new(io: T, limit: Option<Duration>) -> Self {
         TimedIo { io, limit, waiting: None }
     }
 
@@ -35,7 +36,7 @@ impl<T> TimedIo<T> {
             self.waiting = None;
             return result;
         }
-        let limit = self.limit;
+        let Some(limit) = self.limit else { return Poll::Pending };
         let timer = self.waiting.get_or_insert_with(|| Box::pin(sleep(limit)));
         ready!(timer.as_mut().poll(cx));
         timer.as_mut().reset(Instant::now() + limit);
