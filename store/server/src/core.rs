@@ -30,6 +30,7 @@ use crate::leadership::{Leadership, LeadershipCell};
 use crate::lessor::LeaseBook;
 use crate::metrics::Metrics;
 use crate::network::Network;
+use crate::peer_metrics;
 use crate::read::{ReadIndexSource, ReadRounds};
 use crate::request_id::RequestIds;
 use crate::waiters::Waiters;
@@ -235,7 +236,8 @@ impl Core {
     /// Metrics in the Prometheus text format.
     pub fn metrics_text(&self) -> String {
         self.refresh_metrics();
-        self.metrics.render()
+        let rows = self.network.peers().map(|peers| peers.metrics().rows()).unwrap_or_default();
+        self.metrics.render(peer_metrics::families(self.identity.member_id, &rows))
     }
 
     /// The registry, for metrics of the RPC layer.

@@ -48,6 +48,7 @@ mod member;
 mod metrics;
 mod network;
 mod peer_host;
+mod peer_metrics;
 mod peer_port;
 mod quota;
 mod read;

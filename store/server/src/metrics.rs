@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
+use prometheus::proto::MetricFamily;
 use prometheus::{
-    Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge,
+    Encoder as _, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
@@ -60,11 +61,6 @@ struct Scraped {
     heartbeat_failures: Gauge,
     cluster_version: IntGaugeVec,
     known_peers: IntGaugeVec,
-    active_peers: IntGaugeVec,
-    peer_sent: GaugeVec,
-    peer_received: GaugeVec,
-    peer_sent_failures: GaugeVec,
-    peer_received_failures: GaugeVec,
 }
 
 /// etcd's buckets for what takes milliseconds: 0.001 s, doubled.
@@ -91,9 +87,6 @@ impl Register<'_> {
     }
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.add(IntGaugeVec::new(Opts::new(name, help), labels).expect("valid names"))
-    }
-    fn floats(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
-        self.add(GaugeVec::new(Opts::new(name, help), labels).expect("valid names"))
     }
     fn histogram(&self, name: &str, help: &str, buckets: Vec<f64>) -> Histogram {
         let options = HistogramOpts::new(name, help).buckets(buckets);
@@ -159,11 +152,13 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn render(&self) -> String {
+    /// The text of all metrics, with families that are made elsewhere.
+    pub(crate) fn render(&self, more: Vec<MetricFamily>) -> String {
+        let mut families = self.registry.gather();
+        families.extend(more);
+        families.sort_by(|a, b| a.name().cmp(b.name()));
         let mut text = Vec::new();
-        TextEncoder::new()
-            .encode(&self.registry.gather(), &mut text)
-            .expect("metrics are written to memory");
+        TextEncoder::new().encode(&families, &mut text).expect("metrics are written to memory");
         String::from_utf8_lossy(&text).into_owned()
     }
 }
@@ -189,11 +184,6 @@ impl Scraped {
             heartbeat_failures: r.float("etcd_server_heartbeat_send_failures_total", "The total number of leader heartbeat send failures (likely overloaded from slow disk)."),
             cluster_version: r.gauges("etcd_cluster_version", "Which version is running. 1 for 'cluster_version' label with current cluster version", &["cluster_version"]),
             known_peers: r.gauges("etcd_network_known_peers", "The current number of known peers.", &["Local", "Remote"]),
-            active_peers: r.gauges("etcd_network_active_peers", "The current number of active peer connections.", &["Local", "Remote"]),
-            peer_sent: r.floats("etcd_network_peer_sent_bytes_total", "The total number of bytes sent to peers.", &["To"]),
-            peer_received: r.floats("etcd_network_peer_received_bytes_total", "The total number of bytes received from peers.", &["From"]),
-            peer_sent_failures: r.floats("etcd_network_peer_sent_failures_total", "The total number of send failures from peers.", &["To"]),
-            peer_received_failures: r.floats("etcd_network_peer_received_failures_total", "The total number of receive failures from peers.", &["From"]),
         }
     }
 }
@@ -229,28 +219,10 @@ impl Core {
             s.cluster_version.reset();
             s.cluster_version.with_label_values(&[&crate::version::short(version)]).set(1);
         }
-        self.refresh_peer_metrics(s, &published.state);
-    }
-
-    fn refresh_peer_metrics(&self, s: &Scraped, state: &mainstay_mvcc::StateView) {
         let own = format!("{:x}", self.identity.member_id);
         s.known_peers.reset();
-        for member in state.members.members() {
+        for member in published.state.members.members() {
             s.known_peers.with_label_values(&[&own, &format!("{:x}", member.id)]).set(1);
-        }
-        let Some(peers) = self.network.peers() else { return };
-        for (id, row) in peers.metrics().rows() {
-            if id == 0 {
-                continue;
-            }
-            let id = format!("{id:x}");
-            s.active_peers.with_label_values(&[&own, &id]).set(row.active.get());
-            s.peer_sent.with_label_values(&[&id]).set(row.sent_bytes.get() as f64);
-            s.peer_received.with_label_values(&[&id]).set(row.received_bytes.get() as f64);
-            s.peer_sent_failures.with_label_values(&[&id]).set(row.sent_failures.get() as f64);
-            s.peer_received_failures
-                .with_label_values(&[&id])
-                .set(row.received_failures.get() as f64);
         }
     }
 }

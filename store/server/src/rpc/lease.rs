@@ -57,8 +57,10 @@ pub(super) fn keep_alive(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
 }
 
 async fn renew_next(api: &Api, messages: &mut Messages<Incoming>) -> Result<Option<Chunk>, Status> {
-    let Some(raw) = messages.next().await? else { return Ok(None) };
-    let request: pb::LeaseKeepAliveRequest = api.decode(Method::LeaseKeepAlive, raw)?;
+    let fault = |status| api.metrics.not_received("lease-keepalive", status);
+    let Some(raw) = messages.next().await.map_err(fault)? else { return Ok(None) };
+    let request: pb::LeaseKeepAliveRequest =
+        api.decode(Method::LeaseKeepAlive, raw).map_err(fault)?;
     let response = api.core.lease_keep_alive(request).await?;
     Ok(Some(Chunk::one(&response)))
 }

@@ -13,7 +13,8 @@ use prometheus::{
 };
 
 use super::methods::{Kind, Method};
-use super::status::CODE_NAMES;
+use super::status::{CODE_NAMES, Status};
+use crate::error::Code;
 
 /// Versions that clients may name in a label of their own; more are counted together.
 const MAX_CLIENT_VERSIONS: usize = 64;
@@ -59,6 +60,7 @@ pub(crate) struct RpcMetrics {
     client_requests: ClientRequests,
     pub(crate) received_bytes: IntCounter,
     pub(crate) sent_bytes: IntCounter,
+    stream_failures: IntCounterVec,
 }
 
 /// The collectors of one registry; made once, for a registry refuses a second set.
@@ -146,6 +148,14 @@ impl RpcMetrics {
             "etcd_network_client_grpc_sent_bytes_total",
             "The total number of bytes sent to grpc clients.",
         )?;
+        let stream_failures = IntCounterVec::new(
+            Opts::new(
+                "etcd_network_server_stream_failures_total",
+                "The total number of stream failures from the local server.",
+            ),
+            &["Type", "API"],
+        )?;
+        registry.register(Box::new(stream_failures.clone()))?;
         registry.register(Box::new(client_requests.clone()))?;
         registry.register(Box::new(received_bytes.clone()))?;
         registry.register(Box::new(sent_bytes.clone()))?;
@@ -154,7 +164,16 @@ impl RpcMetrics {
             client_requests: ClientRequests { vec: client_requests, known: Default::default() },
             received_bytes,
             sent_bytes,
+            stream_failures,
         })
+    }
+
+    /// Counts a request on a stream that could not be taken in, unless the client went away.
+    pub(crate) fn not_received(&self, api: &str, status: Status) -> Status {
+        if !matches!(status.code, Code::Canceled | Code::DeadlineExceeded) {
+            self.stream_failures.with_label_values(&["receive", api]).inc();
+        }
+        status
     }
 
     /// The series of a call.

@@ -48,11 +48,12 @@ async fn read(
     mut messages: Messages<Incoming>,
     mut requests: WatchRequests,
 ) -> Result<(), Status> {
-    while let Some(raw) = messages.next().await? {
+    let fault = |status| api.metrics.not_received("watch", status);
+    while let Some(raw) = messages.next().await.map_err(fault)? {
         // The hub keeps the keys for as long as the watcher lives: they must not keep a buffer of
         // the connection with them.
         let raw = Bytes::copy_from_slice(&raw);
-        let request: WatchRequest = api.decode(Method::Watch, raw)?;
+        let request: WatchRequest = api.decode(Method::Watch, raw).map_err(fault)?;
         let taken = match request.request_union {
             Some(RequestUnion::CreateRequest(create)) => {
                 requests.create(CreateRequest::from(create)).await

@@ -82,6 +82,20 @@ async fn a_lagging_member_gets_a_snapshot() {
     .await;
     assert_eq!(cluster.core(&lagging).lease_leases().leases.len(), 1);
     cluster.assert_equal().await;
+    for (member, way, side, other) in
+        [(&leader, "send", "To", &lagging), (&lagging, "receive", "From", &leader)]
+    {
+        let other = cluster.core(other).identity().member_id;
+        let text = cluster.core(member).metrics_text();
+        let labels = format!("{{{side}=\"{other:x}\"}}");
+        for line in [
+            format!("etcd_network_snapshot_{way}_success{labels} "),
+            format!("etcd_network_snapshot_{way}_inflights_total{labels} 0\n"),
+            format!("etcd_network_snapshot_{way}_total_duration_seconds_count{labels} "),
+        ] {
+            assert!(text.contains(&line), "{line}\n{text}");
+        }
+    }
     // And goes on from it.
     cluster.core(&lagging).put(put("after", "1")).await.unwrap();
     cluster.assert_equal().await;

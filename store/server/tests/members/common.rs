@@ -158,6 +158,11 @@ impl Cluster {
         self.dir.path().join(name)
     }
 
+    /// Where the member serves the others.
+    pub(crate) fn url(&self, name: &str) -> &str {
+        &self.urls[name]
+    }
+
     pub(crate) fn core(&self, name: &str) -> &std::sync::Arc<Core> {
         self.members[name].core()
     }

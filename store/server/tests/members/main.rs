@@ -5,5 +5,6 @@
 mod cluster;
 mod common;
 mod mixed;
+mod peer_port;
 mod recovery;
 mod single;

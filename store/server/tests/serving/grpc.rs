@@ -161,3 +161,24 @@ async fn calls_are_counted() {
     }
     served.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_on_a_stream_that_is_none_is_counted() {
+    let served = Served::start_with(|_| {}, |_| {}).await;
+    let channel = served.channel().await;
+    let bad = HealthRequest { service: "x".into() };
+    for (path, api) in [
+        ("/etcdserverpb.Watch/Watch", "watch"),
+        ("/etcdserverpb.Lease/LeaseKeepAlive", "lease-keepalive"),
+    ] {
+        let line = format!(
+            "etcd_network_server_stream_failures_total{{API=\"{api}\",Type=\"receive\"}} 1"
+        );
+        let page = crate::http::get(&served.url, "/metrics").await.body;
+        assert!(!page.contains(&line), "{page}");
+        call::<_, ()>(&channel, path, bad.clone()).await.unwrap_err();
+        let page = crate::http::get(&served.url, "/metrics").await.body;
+        assert!(page.contains(&line), "{page}");
+    }
+    served.stop().await;
+}
