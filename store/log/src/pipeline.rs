@@ -8,6 +8,11 @@
 //!
 //! Making goes before deleting: between any two deletions a segment that is wanted is made.
 //!
+//! A segment is given back in steps, with pauses: where the file system passes on at once what is
+//! freed (mount option `discard`), a whole segment holds up the syncs of the log for 10 ms and more,
+//! and a load leaves dozens of segments. It loses its name first, so that the log never has a
+//! segment that is cut short.
+//!
 //! **Invariant:** files are deleted one by one in the order given, so that what a crash leaves has
 //! no gap: file systems lose unsynced changes of a directory from the last one backwards. The
 //! directory is synced once for all.
@@ -20,8 +25,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::files::{Access, File, Files};
+
+/// Bytes that are given back at a time.
+const STEP: u64 = 4 << 20;
+/// The disk's time for others between two steps.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A segment in the making.
 pub(crate) struct Prepared {
@@ -228,11 +239,28 @@ impl Hands {
     }
 
     fn delete(&self, path: &Path) -> io::Result<()> {
-        self.files.remove(path).map_err(|error| {
+        self.give_back(path).map_err(|error| {
             io::Error::new(error.kind(), format!("deleting {}: {error}", path.display()))
         })?;
         tracing::info!(path = %path.display(), "deleted a log segment");
         Ok(())
+    }
+
+    fn give_back(&self, path: &Path) -> io::Result<()> {
+        let file = self.files.open(path, Access::Write)?;
+        let mut size = file.size()?;
+        if size <= STEP {
+            return self.files.remove(path);
+        }
+        // One that a crash left is replaced.
+        let nameless = self.dir.join("deleted.tmp");
+        self.files.rename(path, &nameless)?;
+        while size > STEP {
+            size -= STEP;
+            file.truncate(size)?;
+            std::thread::sleep(PAUSE);
+        }
+        self.files.remove(&nameless)
     }
 
     fn settle(&self) -> io::Result<()> {

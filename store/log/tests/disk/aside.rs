@@ -35,6 +35,80 @@ impl Slow {
     }
 }
 
+/// A disk that tells how files shrink: by the name they were opened by and the length. Also told are
+/// new names, and removals as the length 0.
+struct Shrinking {
+    disk: SimFiles,
+    seen: Arc<Mutex<Vec<(String, u64)>>>,
+}
+
+struct ShrinkingFile {
+    file: Box<dyn File>,
+    name: String,
+    seen: Arc<Mutex<Vec<(String, u64)>>>,
+}
+
+impl File for ShrinkingFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buffer, offset)
+    }
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_at(bytes, offset)
+    }
+    fn size(&self) -> io::Result<u64> {
+        self.file.size()
+    }
+    fn preallocate(&self, size: u64) -> io::Result<()> {
+        self.file.preallocate(size)
+    }
+    fn truncate(&self, size: u64) -> io::Result<()> {
+        self.file.truncate(size)?;
+        self.seen.lock().unwrap().push((self.name.clone(), size));
+        Ok(())
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+    fn try_lock(&self) -> io::Result<bool> {
+        self.file.try_lock()
+    }
+}
+
+impl Files for Shrinking {
+    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn File>> {
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let file = self.disk.open(path, access)?;
+        Ok(Box::new(ShrinkingFile { file, name, seen: self.seen.clone() }))
+    }
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.disk.create_dir(path)
+    }
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.disk.exists(path)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.disk.list(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.rename(from, to)?;
+        let name = to.file_name().unwrap().to_str().unwrap().to_owned();
+        self.seen.lock().unwrap().push((name, u64::MAX));
+        Ok(())
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        self.disk.remove(path)?;
+        self.seen.lock().unwrap().push((name, 0));
+        Ok(())
+    }
+    fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove_dir_all(path)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.sync_dir(dir)
+    }
+}
+
 impl Files for Slow {
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn File>> {
         let file = self.disk.open(path, access)?;
@@ -225,4 +299,43 @@ fn a_stop_while_segments_are_deleted_leaves_a_log_without_a_gap() {
         }
     }
     assert!(shortened > 60, "{shortened}");
+}
+
+#[test]
+fn a_large_segment_loses_its_name_and_then_its_bytes_step_by_step() {
+    const LARGE: u64 = 10 << 20;
+    let disk = SimFiles::new();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let files = Shrinking { disk: disk.clone(), seen: seen.clone() };
+    let mut wal = Wal::create(Arc::new(files), &dir(), IDENTITY, options(LARGE)).unwrap();
+    for index in 1..=70 {
+        let state = state(1, 0xabc, index);
+        wal.append(&[entry(index, 1, 1 << 20)], Some(&state), true).unwrap();
+    }
+    let before = wal_names(&disk);
+    assert!(before.len() > 5, "{before:?}");
+    wal.save_snapshot(&mark(70, 1)).unwrap();
+    seen.lock().unwrap().clear();
+    wal.release_before(70).unwrap();
+
+    let gone = before.len() - wal_names(&disk).len();
+    assert!(gone > 0, "{before:?}");
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
+    for (steps, name) in seen.chunks(seen.len() / gone).zip(&before) {
+        let nameless = "deleted.tmp".to_owned();
+        let [first, cuts @ .., last] = steps else { panic!("{steps:?}") };
+        assert_eq!(*first, (nameless.clone(), u64::MAX));
+        assert_eq!(*last, (nameless, 0));
+        let mut length = LARGE + (1 << 20);
+        for (of, left) in cuts {
+            assert_eq!(of, name);
+            assert!(length - left <= 5 << 20, "a step from {length} to {left}");
+            length = *left;
+        }
+        assert!(length <= 5 << 20, "{steps:?}");
+    }
+    wal.close().unwrap();
+    let (wal, found) = open(&disk, LARGE).unwrap();
+    assert_eq!(found.snapshot, mark(70, 1));
+    assert_eq!(wal.last_index(), 70);
 }
