@@ -41,13 +41,21 @@ pub fn hash_kv(view: &dyn View, at: ReadAt, revision: i64) -> Result<HashKv, Err
     }
     let revision = if revision == 0 { at.revision } else { revision };
     let pass = HashPass { view, from: at.compacted, to: revision, compaction: false };
-    Ok(HashKv { hash: pass.run()?, compact_revision: at.compacted, hash_revision: revision })
+    let hash = pass.run(&mut || true)?.expect("nobody ended the pass");
+    Ok(HashKv { hash, compact_revision: at.compacted, hash_revision: revision })
 }
 
 /// The hash that members keep of the compaction from `previous` to `revision`. `view` is the state
 /// right after the compaction was accepted, or any later one before its rows were deleted.
-pub fn compaction_hash(view: &dyn View, previous: i64, revision: i64) -> Result<u32, Fatal> {
-    HashPass { view, from: previous, to: revision, compaction: true }.run()
+/// `go_on` is asked after every few MiB: who is in no hurry rests there, and who has no use for the
+/// hash any more says so and gets `None`.
+pub fn compaction_hash(
+    view: &dyn View,
+    previous: i64,
+    revision: i64,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Option<u32>, Fatal> {
+    HashPass { view, from: previous, to: revision, compaction: true }.run(go_on)
 }
 
 /// The hash of everything but what may differ between equal members.
@@ -92,7 +100,7 @@ struct Row {
 }
 
 impl HashPass<'_> {
-    fn run(&self) -> Result<u32, Fatal> {
+    fn run(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Option<u32>, Fatal> {
         let mut hash = crc32c_append(0, Bucket::Key.name().as_bytes());
         let mut kept = None;
         let mut group: Vec<Row> = Vec::new();
@@ -113,6 +121,9 @@ impl HashPass<'_> {
             if group.len() >= GROUP || bytes >= GROUP_BYTES {
                 hash = self.feed(hash, &mut group, &mut kept)?;
                 bytes = 0;
+                if !go_on() {
+                    return Ok(None);
+                }
             }
             rows.next();
         }
@@ -120,10 +131,17 @@ impl HashPass<'_> {
         while rows.valid() {
             hash = crc32c_append(hash, rows.key());
             hash = crc32c_append(hash, rows.value());
+            bytes += rows.key().len() + rows.value().len();
+            if bytes >= GROUP_BYTES {
+                bytes = 0;
+                if !go_on() {
+                    return Ok(None);
+                }
+            }
             rows.next();
         }
         rows.status()?;
-        Ok(hash)
+        Ok(Some(hash))
     }
 
     /// Feeds those rows of a group that count. `kept` is whether anything up to `from` is still

@@ -44,7 +44,7 @@ pub use auth::AuthState;
 pub use check::{
     MAX_TXN_OPS, check_delete_range, check_put, check_range, check_range_stream, check_txn,
 };
-pub use compact::CompactSlice;
+pub use compact::{CompactPass, CompactSlice, FoundSlice};
 pub use error::{Code, Error, Fatal};
 pub use event::{CatchUp, CatchUpLimits, Event, EventKind, RevisionEvents, events_between};
 pub use hash::{HashKv, compaction_hash, hash_all, hash_kv};

@@ -15,7 +15,7 @@ use mainstay_proto::etcdserverpb as pb;
 use mainstay_proto::raftpb::{ConfChange, ConfState, Entry};
 
 use crate::apply::Applier;
-use crate::compact::{CompactSlice, Pass};
+use crate::compact::{CompactPass, CompactSlice, FoundSlice};
 use crate::membership::MemberChange;
 use crate::version::{SERVER_VERSION, Version};
 use crate::{Error, Fatal, RevisionEvents, StateView};
@@ -169,7 +169,7 @@ pub struct AcceptedCompaction {
 pub struct StateMachine {
     limits: Limits,
     state: StateView,
-    pass: Option<Pass>,
+    pass: Option<CompactPass>,
 }
 
 impl StateMachine {
@@ -187,7 +187,7 @@ impl StateMachine {
             check_cluster_version(version, limits.server_version)?;
         }
         let pass = (state.compacted > state.compact_finished)
-            .then(|| Pass::new(state.compact_finished, state.compacted));
+            .then(|| CompactPass::new(state.compact_finished, state.compacted));
         Ok(Self { limits, state, pass })
     }
 
@@ -215,34 +215,43 @@ impl StateMachine {
                 Some(pass) => pass.extend(compaction.revision),
                 None => {
                     let finished = self.state.compact_finished;
-                    self.pass = Some(Pass::new(finished, compaction.revision));
+                    self.pass = Some(CompactPass::new(finished, compaction.revision));
                 }
             }
         }
         Ok(applied)
     }
 
-    /// A part of the deletions that compactions left to do, at most `max_records` rows of work.
-    /// `None` when there are none. The same thread that applies entries writes the slice before it
-    /// calls anything else here.
+    /// The deletions that compactions left to do; `None` when there are none.
+    pub fn compacting(&self) -> Option<CompactPass> {
+        self.pass
+    }
+
+    /// Takes over what was found to be deleted by the pass that [`StateMachine::compacting`] told
+    /// last. The thread that applies entries writes the answer before it calls anything else here.
+    /// `None` when there is no such pass.
+    pub fn take_slice(
+        &mut self,
+        engine: &dyn View,
+        found: FoundSlice,
+    ) -> Result<Option<CompactSlice>, Fatal> {
+        let slice = found.take(&mut self.pass, engine)?;
+        if let Some(finished) = slice.as_ref().and_then(|slice| slice.finished) {
+            self.state.compact_finished = finished;
+        }
+        Ok(slice)
+    }
+
+    /// Looks for a part of the deletions, at most `max_rows` rows of work, and takes it over: for
+    /// who has one thread only.
     pub fn compact_slice(
         &mut self,
         engine: &dyn View,
-        max_records: usize,
+        max_rows: usize,
     ) -> Result<Option<CompactSlice>, Fatal> {
-        let Some(pass) = &mut self.pass else { return Ok(None) };
-        let (batch, done) = pass.slice(engine, max_records)?;
-        let finished = done.then_some(pass.target);
-        if let Some(finished) = finished {
-            self.state.compact_finished = finished;
-            self.pass = None;
-        }
-        Ok(Some(CompactSlice { batch, finished }))
-    }
-
-    /// Whether deletions are left to do.
-    pub fn is_compacting(&self) -> bool {
-        self.pass.is_some()
+        let Some(pass) = self.pass else { return Ok(None) };
+        let found = pass.slice(engine, max_rows)?;
+        self.take_slice(engine, found)
     }
 
     /// The state beside the keys after the last batch.

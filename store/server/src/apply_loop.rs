@@ -4,7 +4,8 @@
 //! the published view and state; events to watchers; changes to leases and peers; the raised
 //! applied index; answers.
 //! Everything that waits is taken at once, so that one engine batch, one view and one wake-up of
-//! watchers serve many entries. Between batches the deletions of compactions go on in slices.
+//! watchers serve many entries. Between batches the deletions of compactions are written, in slices
+//! that another thread has looked for.
 //! **Invariant:** nothing is told to anybody before the state that it speaks of is published.
 //! **Invariant:** after an error nothing more is applied: the member stops.
 
@@ -12,14 +13,14 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use mainstay_engine::{EngineError, Family};
 use mainstay_mvcc::buckets::{Bucket, names};
 use mainstay_mvcc::membership::MemberChange;
 use mainstay_mvcc::version::V3_6;
-use mainstay_mvcc::{Applied, Error, Outcome, Response, StateMachine};
+use mainstay_mvcc::{Applied, Error, FoundSlice, Outcome, Response, StateMachine};
 use mainstay_proto::etcdserverpb::{
     AlarmRequest, AlarmType, InternalRaftRequest, alarm_request::AlarmAction,
 };
@@ -27,7 +28,7 @@ use mainstay_proto::raftpb::{Entry, Snapshot};
 use mainstay_watch as watch;
 use prost::Message as _;
 
-use crate::background::Job;
+use crate::background::Background;
 use crate::core::{Answer, Core, Published};
 use crate::engine_home::{EngineHome, Generation, HomeError};
 use crate::fatal::StopReason;
@@ -46,6 +47,8 @@ pub(crate) enum Work {
     Entries(Vec<Entry>),
     /// The state is replaced by a snapshot that is staged.
     Install(Snapshot),
+    /// Deletions of a compaction that were found in this generation of the engine.
+    Slice { found: FoundSlice, generation: Arc<Generation> },
     /// The raft thread has ended.
     Stop,
 }
@@ -75,12 +78,12 @@ pub(crate) struct ApplyLoop {
     pub(crate) machine: StateMachine,
     pub(crate) home: Arc<EngineHome>,
     pub(crate) staged: Arc<StagedSnapshots>,
-    pub(crate) background: std::sync::mpsc::Sender<Job>,
+    pub(crate) background: Background,
     pub(crate) runtime: tokio::runtime::Handle,
     /// The index of the newest snapshot mark that was asked for.
     pub(crate) marked: u64,
-    /// When the next slice of a compaction is due.
-    pub(crate) slice_due: Instant,
+    /// A slice of a compaction is being looked for.
+    pub(crate) slicing: bool,
 }
 
 impl ApplyLoop {
@@ -100,35 +103,20 @@ impl ApplyLoop {
 
     fn serve(&mut self) -> Result<(), ApplyError> {
         let mut held = VecDeque::new();
-        loop {
-            let Some(first) = self.next(&mut held)? else { return Ok(()) };
+        // A compaction may have been cut short by the last stop.
+        self.find_slice();
+        while let Some(first) = held.pop_front().or_else(|| self.work.recv().ok()) {
             match first {
-                Work::Stop => return Ok(()),
+                Work::Stop => break,
                 Work::Install(snapshot) => self.install(&snapshot)?,
+                Work::Slice { found, generation } => self.take_slice(found, &generation)?,
                 Work::Entries(entries) => {
                     let entries = self.gather(entries, &mut held);
                     self.apply(&entries)?;
                 }
             }
-            // A member under steady load still has to finish its compactions.
-            self.slice_if_due()?;
         }
-    }
-
-    /// The next piece of work; slices of compactions are done while there is none.
-    fn next(&mut self, held: &mut VecDeque<Work>) -> Result<Option<Work>, ApplyError> {
-        if let Some(work) = held.pop_front() {
-            return Ok(Some(work));
-        }
-        while self.machine.is_compacting() {
-            let pause = self.slice_due.saturating_duration_since(Instant::now());
-            match self.work.recv_timeout(pause) {
-                Ok(work) => return Ok(Some(work)),
-                Err(RecvTimeoutError::Disconnected) => return Ok(None),
-                Err(RecvTimeoutError::Timeout) => self.slice_if_due()?,
-            }
-        }
-        Ok(self.work.recv().ok())
+        Ok(())
     }
 
     /// Adds the entries that wait behind `entries`, up to the limits of a batch.
@@ -174,6 +162,7 @@ impl ApplyLoop {
         for compaction in &applied.compactions {
             self.hash_compaction(&published, compaction);
         }
+        self.find_slice();
         let removed = self.follow_members(&applied);
         let index = published.state.applied.index;
         self.advance(&published);
@@ -346,16 +335,10 @@ impl ApplyLoop {
     ) {
         self.core.hashes.expect(compaction.revision);
         if compaction.previous_finished {
-            let (published, compaction) = (published.clone(), *compaction);
-            self.job(Job::HashCompaction { published, compaction });
+            self.background.hash(published.clone(), *compaction);
         } else {
             self.core.hashes.give_up(compaction.revision);
         }
-    }
-
-    fn job(&self, job: Job) {
-        // The background thread ends after this one.
-        let _ = self.background.send(job);
     }
 
     /// Every `snapshot_count` entries the log is told how far the engine holds everything.
@@ -367,25 +350,37 @@ impl ApplyLoop {
             return;
         }
         self.marked = index;
-        self.job(Job::Mark(published.clone()));
+        self.background.mark(published.clone());
     }
 
-    /// Does one slice of the deletions of a compaction when its pause is over.
-    fn slice_if_due(&mut self) -> Result<(), ApplyError> {
-        if !self.machine.is_compacting() || Instant::now() < self.slice_due {
-            return Ok(());
+    /// Has the next slice of a compaction looked for, if there is one and nobody looks yet.
+    fn find_slice(&mut self) {
+        if let (false, Some(pass)) = (self.slicing, self.machine.compacting()) {
+            self.slicing = true;
+            self.background.find_slice(self.core.published.load_full(), pass);
         }
-        let generation = self.core.published.load().generation.clone();
-        let limit = self.core.config.compaction_batch_limit;
-        if let Some(slice) = self.machine.compact_slice(&**generation.engine(), limit)? {
-            generation.engine().write(slice.batch)?;
+    }
+
+    /// Writes the deletions of a slice.
+    fn take_slice(
+        &mut self,
+        found: FoundSlice,
+        generation: &Arc<Generation>,
+    ) -> Result<(), ApplyError> {
+        self.slicing = false;
+        let current = self.core.published.load().generation.clone();
+        // What was found in an engine that was replaced since says nothing about this one.
+        if Arc::ptr_eq(generation, &current)
+            && let Some(slice) = self.machine.take_slice(&**current.engine(), found)?
+        {
+            current.engine().write(slice.batch)?;
             if let Some(revision) = slice.finished {
-                self.publish(generation);
+                self.publish(current);
                 self.core.compactions_done.advance(revision.unsigned_abs());
                 tracing::info!(revision, "finished a compaction");
             }
         }
-        self.slice_due = Instant::now() + self.core.config.compaction_sleep_interval;
+        self.find_slice();
         Ok(())
     }
 
@@ -417,6 +412,7 @@ impl ApplyLoop {
             raft.applied(index, Vec::new());
         }
         self.core.installed.send_modify(|count| *count += 1);
+        self.find_slice();
         tracing::info!(index, revision = published.revision(), "replaced the state by a snapshot");
         Ok(())
     }

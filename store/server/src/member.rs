@@ -30,6 +30,7 @@ use tokio::task::JoinHandle as Task;
 
 use crate::applied::AppliedIndex;
 use crate::apply_loop::ApplyLoop;
+use crate::background::Background;
 use crate::bootstrap::{Booted, Ground, StartError, boot};
 use crate::compaction::CompactionHashes;
 use crate::config::StoreConfig;
@@ -45,8 +46,8 @@ use crate::read::ReadRounds;
 use crate::request_id::RequestIds;
 use crate::sink::{CoreSink, PublishedSnapshots};
 use crate::snapshot::StagedSnapshots;
+use crate::tasks;
 use crate::watch_view::WatchView;
-use crate::{background, tasks};
 
 /// A member that runs. Dropped without [`Member::shutdown`] it ends by itself soon after, with
 /// nothing flushed.
@@ -145,8 +146,7 @@ impl Member {
         // Before the apply thread, which from then on is the one that changes them.
         network.set_members(&state);
         let (work, inbox) = mpsc::channel();
-        let (jobs, todo) = mpsc::channel();
-        let sink = CoreSink { core: core.clone(), work };
+        let sink = CoreSink { core: core.clone(), work: work.clone() };
         let source = Arc::new(PublishedSnapshots(core.clone()));
         let marked = start.snapshot.index();
         let raft = mainstay_consensus::spawn(
@@ -158,18 +158,18 @@ impl Member {
             Box::new(sink),
         )?;
         raft_link.connect(raft.clone());
-        let background = background::spawn(core.clone(), todo)
-            .map_err(system("starting the background threads"))?;
+        let (background, threads) =
+            Background::spawn(&core, work).map_err(system("starting the background threads"))?;
         let apply = ApplyLoop {
             core: core.clone(),
             work: inbox,
             machine,
             home,
             staged: staged.clone(),
-            background: jobs,
+            background,
             runtime: runtime.clone(),
             marked,
-            slice_due: Instant::now(),
+            slicing: false,
         };
         let apply = std::thread::Builder::new()
             .name("apply".into())
@@ -189,7 +189,7 @@ impl Member {
             }
             tasks.push(runtime.spawn(peer_port::serve(core.clone(), listeners, peers.service())));
         }
-        let running = Some(Running { raft, apply, background, watch, tasks });
+        let running = Some(Running { raft, apply, background: threads, watch, tasks });
         Ok(Self { core, running })
     }
 

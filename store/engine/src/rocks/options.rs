@@ -87,7 +87,10 @@ fn family_options(family: Family, budgets: &RocksOptions, cache: &Cache) -> Opti
     // One compression for all levels: files of the append-only families do not overlap, so they
     // move down by a note in the manifest, which RocksDB only does when nothing has to be recoded.
     options.set_compression_type(DBCompressionType::Lz4);
-    options.set_target_file_size_base(32 * MIB as u64);
+    // Freeing a large file holds up the syncs of the log where the file system passes it on to the
+    // disk at once (mount option `discard`): small files, few in one compaction.
+    options.set_target_file_size_base(8 * MIB as u64);
+    options.set_max_compaction_bytes(16 * MIB as u64);
     options.set_max_bytes_for_level_base(128 * MIB as u64);
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(cache);

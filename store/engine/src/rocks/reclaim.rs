@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocksdb::{BottommostLevelCompaction, CompactOptions, LiveFile};
 
@@ -13,7 +13,14 @@ use crate::{Family, Result};
 
 /// Bytes of files in one stretch. Flushes and automatic compactions get their turn between two
 /// stretches, so this bounds how long they wait.
-const STRETCH_BYTES: u64 = 64 << 20;
+const STRETCH_BYTES: u64 = 8 << 20;
+
+/// After a stretch the disk is left alone for this many times as long as the stretch took: the log
+/// is synced to the same disk, and a pass is in no hurry.
+const REST: u32 = 3;
+
+/// The longest rest, so that closing does not wait for longer.
+const LONGEST_REST: Duration = Duration::from_millis(500);
 
 /// The reclaim thread's state.
 #[derive(Default)]
@@ -100,6 +107,7 @@ fn pass(shared: &Shared) {
             if shared.closed.load(Ordering::Acquire) || shared.poison.get().is_some() {
                 return;
             }
+            let started = Instant::now();
             let mut options = CompactOptions::default();
             options.set_exclusive_manual_compaction(false);
             if stretch.deletions {
@@ -112,6 +120,7 @@ fn pass(shared: &Shared) {
                 stretch.to.as_deref(),
                 &options,
             );
+            std::thread::sleep((started.elapsed() * REST).min(LONGEST_REST));
         }
     }
 }

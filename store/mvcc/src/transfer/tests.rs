@@ -93,7 +93,7 @@ impl Store {
     }
 
     fn finish_compaction(&mut self) {
-        while self.machine.is_compacting() {
+        while self.machine.compacting().is_some() {
             self.run(&Step::Slice(7));
         }
     }
@@ -148,7 +148,7 @@ proptest! {
         let file = export(&store.engine);
         let (engine, imported) = import(&file).unwrap();
         let finished = Bucket::Meta.engine_key(names::FINISHED_COMPACT);
-        prop_assert_eq!(imported.compaction_pending, store.machine.is_compacting());
+        prop_assert_eq!(imported.compaction_pending, store.machine.compacting().is_some());
         prop_assert_eq!(imported.read.rows, file.values().map(|rows| rows.len() as u64).sum::<u64>());
         for name in Family::ALL {
             let mut wanted = family(&store.engine, name);

@@ -181,7 +181,9 @@ fn run(steps: &[Step]) -> (Store, Model, Vec<RevisionEvents>) {
         events.extend(applied.events.iter().cloned());
         if let Some(compaction) = applied.compactions.first() {
             assert_eq!(compaction.previous, previous);
-            let hash = compaction_hash(&store.engine, previous, compaction.revision).unwrap();
+            let hash = compaction_hash(&store.engine, previous, compaction.revision, &mut || true)
+                .unwrap()
+                .unwrap();
             assert_eq!(hash, model.hash(previous, compaction.revision, true), "compaction hash");
         }
         assert_eq!(outcome(applied).result, expected, "{request:?}");
@@ -361,6 +363,33 @@ proptest! {
             prop_assert_eq!(rows(&other, family), store.rows(family), "{:?}", family);
         }
         prop_assert_eq!(events, live);
+        prop_assert_eq!(machine.status(), store.state());
+    }
+
+    #[test]
+    fn slices_may_be_taken_long_after_they_were_found(
+        steps in history(), waits in prop::collection::vec(0..6usize, 1..40),
+    ) {
+        let (mut store, _, _) = run(&steps);
+        store.finish_compaction();
+        let other = MemEngine::new();
+        let mut machine = StateMachine::open(&other, Limits::default()).unwrap();
+        let (mut rest, mut waits) = (&store.log[..], waits.iter().cycle());
+        while !rest.is_empty() || machine.compacting().is_some() {
+            let pass = machine.compacting();
+            let found = pass.map(|pass| pass.slice(&*other.snapshot(), 2).unwrap());
+            let wait = *waits.next().unwrap() + usize::from(found.is_none());
+            let (now, later) = rest.split_at(wait.min(rest.len()));
+            rest = later;
+            other.write(machine.apply(&other, now).unwrap().batch).unwrap();
+            if let Some(found) = found {
+                let slice = machine.take_slice(&other, found).unwrap().unwrap();
+                other.write(slice.batch).unwrap();
+            }
+        }
+        for family in Family::ALL {
+            prop_assert_eq!(rows(&other, family), store.rows(family), "{:?}", family);
+        }
         prop_assert_eq!(machine.status(), store.state());
     }
 }

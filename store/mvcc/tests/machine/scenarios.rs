@@ -161,7 +161,7 @@ fn execute(store: &mut Store, lines: &[&str]) -> Result<String, Error> {
         "compact" => apply(store, compact(words.number(1)))?,
         "slice" => match store.slice(words.number(1) as usize) {
             Some(revision) => format!("finished {revision}\n"),
-            None if store.machine.is_compacting() => "more\n".into(),
+            None if store.machine.compacting().is_some() => "more\n".into(),
             None => "idle\n".into(),
         },
         "grant" => apply(store, grant(words.number(1), words.number(2)))?,

@@ -81,7 +81,7 @@ impl Store {
 
     /// All slices that are left.
     pub(crate) fn finish_compaction(&mut self) {
-        while self.machine.is_compacting() {
+        while self.machine.compacting().is_some() {
             self.slice(3);
         }
     }
