@@ -132,11 +132,11 @@ pub(super) fn normalize(names: &Names, format: &str, arguments: &[&str], output:
         text = squeeze_table(&text, snapshot);
     }
     // Nor does etcd keep the keys of a lease in an order; members are ordered by their ids, and
-    // endpoints by who answers first.
+    // endpoints by who answers first. Ids are padded, so a short one brings a space more.
     let unordered = ["timetolive", "member", "endpoint"];
     if arguments.iter().any(|argument| unordered.contains(argument)) {
         let borders = ['\n', ',', ' ', '[', ']', '(', ')', '"', '{', '}'];
-        let mut words: Vec<&str> = text.split(borders).collect();
+        let mut words: Vec<&str> = text.split(borders).filter(|word| !word.is_empty()).collect();
         words.sort_unstable();
         text = words.join(" ");
     }
