@@ -61,6 +61,11 @@ install: ## Put the release build with its links into PREFIX/bin
 bench: peers build ## Compare speed with real etcd, interleaved on this machine
 	MAINSTAY_BIN=$(CARGO_TARGET_DIR)/release/mainstay $(CARGO_TARGET_DIR)/release/mainstay bench compare
 
-interop: peers build ## The long comparisons: 100 seeds of the differential fuzz
+interop: peers build ## The long comparisons with real etcd: fuzz, etcdctl matrix, mixed clusters, kill loop, size (an hour)
 	cargo build --release --locked -p mainstay-etcd-tests
 	MAINSTAY_BIN=$(CARGO_TARGET_DIR)/release/mainstay $(CARGO_TARGET_DIR)/release/etcd-fuzz --seeds 100 --requests 2000
+	MAINSTAY_BIN=$(CARGO_TARGET_DIR)/release/mainstay $(CARGO_TARGET_DIR)/release/etcd-matrix
+	MAINSTAY_BIN=$(CARGO_TARGET_DIR)/release/mainstay $(CARGO_TARGET_DIR)/release/etcd-mixed
+	MAINSTAY_BIN=$(CARGO_TARGET_DIR)/release/mainstay $(CARGO_TARGET_DIR)/release/etcd-killloop --minutes 10
+	MAINSTAY_BIN=$(CARGO_TARGET_DIR)/release/mainstay $(CARGO_TARGET_DIR)/release/etcd-size
+	MAINSTAY_BIN=$(CARGO_TARGET_DIR)/release/mainstay $(CARGO_TARGET_DIR)/release/etcd-size --gib 5 --alone
