@@ -26,6 +26,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("etcd.descriptors"), set.encode_to_vec())?;
     // `Bytes` for every bytes field: keys and values are shared with the frame they came in.
-    tonic_prost_build::configure().bytes(".").build_transport(false).compile_fds(set)?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .build_transport(false)
+        .extern_path(".etcdserverpb.TxnRequest", "crate::nested::TxnRequest")
+        .compile_fds(set)?;
     Ok(())
 }

@@ -18,6 +18,7 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use mainstay_net::{Body, BoxError, Connection};
+use mainstay_proto::nested::TOO_DEEP;
 use prost::Message;
 
 use super::methods::{Kind, Method};
@@ -219,7 +220,12 @@ pub(crate) fn put_header(length: usize, buffer: &mut BytesMut) {
 }
 
 fn malformed(error: &prost::DecodeError) -> Status {
-    Status::new(Code::Internal, format!("grpc: error unmarshalling request: {error}"))
+    let text = error.to_string();
+    if text.ends_with(TOO_DEEP) {
+        // Each level counts as an operation.
+        return Error::TooManyOps.into();
+    }
+    Status::new(Code::Internal, format!("grpc: error unmarshalling request: {text}"))
 }
 
 async fn within<T>(

@@ -98,6 +98,26 @@ async fn a_restart_has_everything_that_was_acknowledged() {
 }
 
 #[tokio::test]
+async fn a_transaction_as_deep_as_allowed_is_applied_and_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(config(dir.path(), EngineKind::Memory)).await;
+    let mut request = pb::request_op::Request::RequestPut(put("deep", "v"));
+    let mut txn = pb::TxnRequest::default();
+    for _ in 0..128 {
+        txn = pb::TxnRequest {
+            success: vec![pb::RequestOp { request: Some(request) }],
+            ..Default::default()
+        };
+        request = pb::request_op::Request::RequestTxn(txn.clone());
+    }
+    store.core().txn(txn).await.unwrap();
+    store.shutdown().await;
+    let store = open(config(dir.path(), EngineKind::Memory)).await;
+    assert_eq!(store.core().range(get("deep")).await.unwrap().kvs.len(), 1);
+    store.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_crash_loses_nothing_that_was_acknowledged() {
     for engine in [Some(EngineKind::Memory), durable_engine()].into_iter().flatten() {
         let (dir, crashed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

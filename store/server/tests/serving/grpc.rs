@@ -70,6 +70,39 @@ async fn messages_that_are_none_are_refused() {
     served.stop().await;
 }
 
+/// A put in so many transactions.
+fn nested(depth: usize) -> pb::TxnRequest {
+    let put = pb::PutRequest { key: "nested".into(), ..Default::default() };
+    let mut request = pb::request_op::Request::RequestPut(put);
+    let wrap = |request| {
+        let success = vec![pb::RequestOp { request: Some(request) }];
+        pb::TxnRequest { success, ..Default::default() }
+    };
+    for _ in 1..depth {
+        request = pb::request_op::Request::RequestTxn(wrap(request));
+    }
+    wrap(request)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transactions_nest_as_deep_as_they_may_have_operations() {
+    let served = Served::start_with(|_| {}, |_| {}).await;
+    let channel = served.channel().await;
+    let path = "/etcdserverpb.KV/Txn";
+    // The answer nests as deep, too deep for this client's decoder: only its arrival counts.
+    call::<_, ()>(&channel, path, nested(49)).await.unwrap();
+    call::<_, ()>(&channel, path, nested(128)).await.unwrap();
+    for depth in [129, 500, 1_001] {
+        let status = call::<_, ()>(&channel, path, nested(depth)).await.unwrap_err();
+        let text = "etcdserver: too many operations in txn request";
+        assert_eq!((status.code(), status.message()), (Code::InvalidArgument, text), "{depth}");
+    }
+    let get = pb::RangeRequest { key: "nested".into(), ..Default::default() };
+    let mut client = KvClient::new(channel);
+    assert_eq!(client.range(get).await.unwrap().into_inner().kvs[0].version, 2);
+    served.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metadata_is_checked() {
     let served = Served::start_with(|_| {}, |_| {}).await;
