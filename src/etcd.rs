@@ -22,6 +22,8 @@ use crate::{complain, print};
 
 /// How long requests may take to end after the signal to stop.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
+/// How long a member that has failed waits for its threads.
+const FATAL_TIME: Duration = Duration::from_secs(2);
 
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let values = match Values::parse(arguments, std::env::vars()) {
@@ -154,6 +156,8 @@ async fn run(values: &Values, checked: check::Checked) -> Result<ExitCode, Strin
     let serving = Serving::start(&store, clients, clients_http, metrics, options)
         .map_err(|error| error.to_string())?;
     tokio::select! {
+        // A member that has failed is not ready, whatever it was before.
+        biased;
         reason = store.stopped() => return Ok(ended(store, serving, reason).await),
         signal = signals.next() => {
             serving.shutdown(DRAIN_TIME).await;
@@ -182,8 +186,13 @@ async fn ended(store: Store, serving: Serving, reason: StopReason) -> ExitCode {
             serve::drain(store, serving, DRAIN_TIME).await;
             ExitCode::SUCCESS
         }
-        // Nothing is saved any more: what is on disk is what the next start finds.
-        StopReason::Fatal(_) => ExitCode::from(1),
+        StopReason::Fatal(_) => {
+            drop(serving);
+            // Nothing is saved any more: what is on disk is what the next start finds. But a thread
+            // that still works while the process tears down the engine's globals would abort it.
+            let _ = tokio::time::timeout(FATAL_TIME, store.shutdown()).await;
+            ExitCode::from(1)
+        }
     }
 }
 

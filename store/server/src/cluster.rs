@@ -98,7 +98,11 @@ impl Core {
         &self,
         request: pb::MemberUpdateRequest,
     ) -> Result<pb::MemberUpdateResponse> {
-        let urls = parse_peer_urls(&request.peer_ur_ls)?;
+        let urls = parse_peer_urls(&request.peer_ur_ls).map_err(|error| {
+            // etcd looks at the URLs last.
+            let known = self.published.load().state.members.get(request.id).is_some();
+            if known { error } else { Error::MemberNotFound }
+        })?;
         let context = json::update_context(request.id, urls);
         let kind = ConfChangeType::ConfChangeUpdateNode;
         let members = self.configure(kind, request.id, Some(context)).await?;

@@ -365,6 +365,9 @@ async fn changes_of_members_are_checked() {
     core.member_remove(pb::MemberRemoveRequest { id }).await.unwrap();
     let again = core.member_remove(pb::MemberRemoveRequest { id }).await.unwrap_err();
     assert_eq!(again, Error::MemberNotFound);
+    let update = |id| pb::MemberUpdateRequest { id, peer_ur_ls: Vec::new() };
+    assert_eq!(core.member_update(update(own)).await.unwrap_err(), Error::MemberBadUrls);
+    assert_eq!(core.member_update(update(id)).await.unwrap_err(), Error::MemberNotFound);
     store.shutdown().await;
 }
 
