@@ -6,6 +6,8 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -40,13 +42,16 @@ pub fn mainstay_binary() -> Result<PathBuf> {
     })
 }
 
-/// A TCP port that was free a moment ago.
+/// A TCP port that was free a moment ago, and that this process has not asked for lately.
 ///
 /// It lies below the range of outgoing connections: otherwise a client's own connection could take
 /// the port of a member that is down, or even connect to itself.
 pub fn free_port() -> Result<u16> {
-    (0..1000)
-        .map(|_| rand::random_range(10_000..32_000))
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 22_000;
+    static TURN: LazyLock<AtomicU32> = LazyLock::new(|| AtomicU32::new(rand::random()));
+    (0..200)
+        .map(|_| (FIRST + TURN.fetch_add(1, Ordering::Relaxed) % COUNT) as u16)
         .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
         .context("no free TCP port between 10000 and 32000")
 }
