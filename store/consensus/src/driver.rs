@@ -72,6 +72,7 @@ pub fn spawn(
         config,
         leader: raft::INVALID_ID,
         marked,
+        transfers: Vec::new(),
     };
     let thread = std::thread::Builder::new()
         .name("raft".to_owned())
@@ -95,6 +96,8 @@ struct Driver {
     leader: u64,
     /// The index of the newest snapshot mark in the log.
     marked: u64,
+    /// Transfers of leadership under way, and whom to tell when raft gives up.
+    transfers: Vec<(u64, OnRefused)>,
 }
 
 impl Driver {
@@ -139,6 +142,7 @@ impl Driver {
             self.tick()?;
             self.propose(&mut proposals)?;
             self.drain()?;
+            self.end_transfers();
             self.publish();
             if stop {
                 // The commit index alone is not worth a sync, except at the end.
@@ -176,8 +180,9 @@ impl Driver {
                 return Ok(());
             }
             Command::Transfer { to, refused } => {
-                if let Err(reason) = self.step(Input::Transfer(to))? {
-                    refused(reason);
+                match self.step(Input::Transfer(to))? {
+                    Ok(()) => self.transfers.push((to, refused)),
+                    Err(reason) => refused(reason),
                 }
                 return Ok(());
             }
@@ -199,6 +204,17 @@ impl Driver {
         // None of these is ever refused; a bad message is counted.
         let _ = self.step(input)?;
         Ok(())
+    }
+
+    /// Who asked for a transfer that raft has given up need not wait until the time is over.
+    fn end_transfers(&mut self) {
+        let (leads, to) = self.node.transferee();
+        for (asked, refused) in self.transfers.extract_if(.., |(asked, _)| *asked != to) {
+            // When leadership has gone, the soft state has told where to.
+            if leads && asked != self.config.id {
+                refused(Refused::TransferFailed);
+            }
+        }
     }
 
     fn tick(&mut self) -> Result<(), Fatal> {

@@ -19,6 +19,9 @@ pub enum Refused {
     /// The leader is handing over and takes no proposals meanwhile.
     #[error("leadership is being transferred")]
     Transferring,
+    /// The member that leadership was to go to did not take it within an election timeout.
+    #[error("the other member did not take over leadership in time")]
+    TransferFailed,
     /// Too many requests wait for the raft thread.
     #[error("too many requests wait for the raft thread")]
     Full,

@@ -108,8 +108,8 @@ impl Handle {
         self.shared.inbox.push(Command::ReadIndex(context))
     }
 
-    /// Starts to hand leadership to `to`. Whether it worked shows in the soft state; after an
-    /// election timeout raft gives up and goes on leading.
+    /// Starts to hand leadership to `to`. That it worked shows in the soft state; after an election
+    /// timeout raft gives up and goes on leading, and `refused` is told.
     pub fn transfer(
         &self,
         to: u64,

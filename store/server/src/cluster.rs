@@ -211,7 +211,9 @@ impl Core {
             let _ = sender.send(reason);
         };
         self.raft.get()?.transfer(to, on_refused).map_err(crate::core::refused)?;
-        let moved = leadership.wait_for(|state| state.leader == Some(to));
+        let own = self.identity.member_id;
+        let moved = leadership
+            .wait_for(|state| state.leader.is_some_and(|leader| leader == to || leader != own));
         let timeout = tokio::time::sleep(self.config.request_timeout());
         let refused = async {
             match refused.await {
@@ -220,7 +222,11 @@ impl Core {
             }
         };
         tokio::select! {
-            _ = moved => Ok(()),
+            biased;
+            state = moved => match state {
+                Ok(state) if state.leader == Some(to) => Ok(()),
+                _ => Err(Error::TimeoutLeaderTransfer),
+            },
             reason = refused => Err(crate::core::refused(reason)),
             () = timeout => Err(Error::TimeoutLeaderTransfer),
             _ = self.stop.stopped() => Err(Error::Stopped),

@@ -418,6 +418,7 @@ pub(crate) fn refused(reason: Refused) -> Error {
         // The proposal waited for a leader for as long as a request may take.
         Refused::NoLeader | Refused::Transferring | Refused::ConfChangePending => Error::Timeout,
         Refused::NotLeader => Error::NotLeader,
+        Refused::TransferFailed => Error::TimeoutLeaderTransfer,
         Refused::Full | Refused::Uncommitted => Error::TooManyRequests,
         Refused::NotVoter(_) => Error::BadLeaderTransferee,
         Refused::Removed | Refused::Stopped => Error::Stopped,

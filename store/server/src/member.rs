@@ -216,12 +216,16 @@ impl Member {
         if others.is_empty() {
             return;
         }
-        match core.network.longest_connected(others.into_iter()) {
-            None => tracing::warn!("leadership transfer failed: no other voter is reached"),
-            Some(to) => {
-                if let Err(error) = core.transfer_leadership(to).await {
-                    tracing::warn!(%error, to = format!("{to:x}"), "leadership transfer failed");
-                }
+        let reached = core.network.longest_connected(others.into_iter());
+        if reached.is_empty() {
+            tracing::warn!("leadership transfer failed: no other voter is reached");
+        }
+        for to in reached {
+            if let Err(error) = core.transfer_leadership(to).await {
+                tracing::warn!(%error, to = format!("{to:x}"), "leadership transfer failed");
+            }
+            if !core.leadership.is_local() {
+                return;
             }
         }
     }

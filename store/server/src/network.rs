@@ -53,10 +53,12 @@ impl Network {
         self.peers.as_ref().map_or(0, Peers::active_peers)
     }
 
-    /// Among `voters`, the member that is reached for the longest time.
-    pub(crate) fn longest_connected(&self, voters: impl Iterator<Item = u64>) -> Option<u64> {
-        let reached = voters.filter_map(|id| Some((self.active_since(id)?, id)));
-        reached.min().map(|(_, id)| id)
+    /// Those of `voters` that are reached, first the one that has been for the longest time.
+    pub(crate) fn longest_connected(&self, voters: impl Iterator<Item = u64>) -> Vec<u64> {
+        let mut reached: Vec<_> =
+            voters.filter_map(|id| Some((self.active_since(id)?, id))).collect();
+        reached.sort_unstable();
+        reached.into_iter().map(|(_, id)| id).collect()
     }
 
     /// Takes over all members of a state that replaced another one.

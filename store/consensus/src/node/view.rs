@@ -18,6 +18,11 @@ impl Node {
         convert::hard_state_out(&self.raw.raft.hard_state())
     }
 
+    /// Whether this member leads, and to whom it is handing over (0 for nobody).
+    pub(crate) fn transferee(&self) -> (bool, u64) {
+        (self.is_leader(), self.raw.raft.lead_transferee.unwrap_or(raft::INVALID_ID))
+    }
+
     /// The first entry in memory.
     pub fn first_index(&self) -> u64 {
         self.raw.store().first()

@@ -419,6 +419,23 @@ fn three_members_serve_through_any_of_them_and_hand_over() {
 }
 
 #[test]
+fn who_asked_for_a_transfer_hears_that_it_failed() {
+    let mut members = three();
+    let leader = members[0].soft.leader;
+    let gone = 1 + leader % 3;
+    members[0].wire.handles.lock().unwrap().remove(&gone).unwrap();
+    let failed = Arc::new(OnceLock::new());
+    let told = Arc::clone(&failed);
+    let at = leader as usize - 1;
+    members[at].handle.transfer(gone, move |reason| told.set(reason).unwrap()).unwrap();
+    until(&mut members, "the answer", |_| failed.get() == Some(&Refused::TransferFailed));
+    assert_eq!(members[at].soft.leader, leader);
+    members[at].propose(b"x");
+    let data = |members: &[Member]| members[at].data.len() == 1;
+    until(&mut members, "commit", |members| data(members));
+}
+
+#[test]
 fn a_laggard_gets_a_snapshot_through_the_transport() {
     let mut members = three();
     let leader = members[0].soft.leader;
