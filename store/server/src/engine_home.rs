@@ -39,8 +39,9 @@ pub enum HomeError {
     Locked(PathBuf),
     /// `CURRENT` names something that is not there.
     #[error(
-        "{}: names the generation {name:?}, which is not there; the engine was damaged from outside",
-        .file.display()
+        "{}: names the generation {name:?}, which is not there; the engine was damaged from outside. \
+         {}",
+        .file.display(), remedy(.file.parent().unwrap_or(.file))
     )]
     Dangling {
         /// The file.
@@ -51,6 +52,14 @@ pub enum HomeError {
     /// The engine itself.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The files of the engine are not what it wrote.
+    #[error("{source}. {}", remedy(.directory))]
+    Damaged {
+        /// The directory of all generations.
+        directory: PathBuf,
+        /// What the engine said.
+        source: EngineError,
+    },
     /// The disk.
     #[error("{}: {doing}: {source}", .path.display())]
     Io {
@@ -61,6 +70,15 @@ pub enum HomeError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// What can be done about an engine that does not open.
+fn remedy(directory: &Path) -> String {
+    format!(
+        "Move {} away and start again: the engine is made anew from the log where that reaches back \
+         far enough, and otherwise the start says how to replace this member",
+        directory.display()
+    )
 }
 
 fn io_error(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> HomeError {
@@ -137,7 +155,11 @@ impl EngineHome {
         // lock of a store that was closed meanwhile, until its exec.
         for _ in 0..LOCK_TRIES {
             match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { kind, directory, _lock: Some(lock) }),
+                Ok(()) => {
+                    let home = Self { kind, directory, _lock: Some(lock) };
+                    home.mend_current()?;
+                    return Ok(home);
+                }
                 Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
                 Err(error) => return Err(io_error(&path, "lock")(error.into())),
             }
@@ -152,8 +174,9 @@ impl EngineHome {
 
     /// Whether the current generation is there.
     pub(crate) fn has_engine(&self) -> bool {
-        fs::read_to_string(self.directory.join(CURRENT))
-            .is_ok_and(|name| self.directory.join(name.trim()).is_dir())
+        let named = fs::read_to_string(self.directory.join(CURRENT)).unwrap_or_default();
+        let name = named.trim();
+        name.starts_with(GENERATION) && self.directory.join(name).is_dir()
     }
 
     /// What an engine has left here, whole or not: the names of it. A member has its log before it
@@ -185,6 +208,22 @@ impl EngineHome {
         }
     }
 
+    /// Where `CURRENT` was lost or overwritten, and only one generation is there, it is the one that
+    /// was named. Whether it fits the log is looked at later, as always.
+    fn mend_current(&self) -> Result<(), HomeError> {
+        if self.has_engine() {
+            return Ok(());
+        }
+        let mut names = self.traces()?;
+        names.retain(|name| name.starts_with(GENERATION));
+        if let [name] = &names[..] {
+            let file = self.directory.join(CURRENT);
+            tracing::warn!(file = %file.display(), engine = %name, "named the only engine anew");
+            self.set_current(name)?;
+        }
+        Ok(())
+    }
+
     /// Opens the current generation; makes the first one when there is none.
     pub(crate) fn open(&self) -> Result<Generation, HomeError> {
         if self.kind == EngineKind::Memory {
@@ -214,11 +253,22 @@ impl EngineHome {
         let (engine, directory): (Arc<dyn Engine>, _) = match &self.kind {
             EngineKind::Memory => (Arc::new(MemEngine::new()), None),
             EngineKind::Rocks { cache_bytes, memtable_bytes } => {
-                (open_rocks(&path, *cache_bytes, *memtable_bytes)?, Some(path))
+                let opened = open_rocks(&path, *cache_bytes, *memtable_bytes);
+                (opened.map_err(|error| self.open_error(error))?, Some(path))
             }
         };
         let directory = directory.map(|path| Directory { path, retired: false.into() });
         Ok(Generation { engine, directory })
+    }
+
+    fn open_error(&self, source: EngineError) -> HomeError {
+        let damaged = match &source {
+            EngineError::Corrupt(_) => true,
+            EngineError::Directory { reason, .. } => reason.contains("No such file"),
+            _ => false,
+        };
+        let directory = self.directory.clone();
+        if damaged { HomeError::Damaged { directory, source } } else { source.into() }
     }
 
     /// Starts a new generation for the snapshot at `index`. An unfinished one is thrown away.
@@ -429,6 +479,42 @@ mod tests {
         home.clean().unwrap();
         assert!(!home.has_staged(9));
         assert!(dir.path().join("mainstay/engine-0000000000000000").exists());
+    }
+
+    #[test]
+    fn the_only_generation_is_found_without_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let current = dir.path().join("mainstay/CURRENT");
+        let first = home(dir.path());
+        let generation = first.open().unwrap();
+        put(generation.engine(), b"kept");
+        generation.engine().flush().unwrap();
+        drop((generation, first));
+        for found in [None, Some(""), Some("engine-00000000000000ff")] {
+            match found {
+                None => fs::remove_file(&current).unwrap(),
+                Some(text) => fs::write(&current, text).unwrap(),
+            }
+            let generation = home(dir.path()).open().unwrap();
+            assert_eq!(generation.engine().get(Family::System, b"k").unwrap().unwrap(), "kept");
+        }
+        // Of two, nobody knows which.
+        fs::create_dir(dir.path().join("mainstay/engine-0000000000000009")).unwrap();
+        fs::write(&current, "").unwrap();
+        assert!(matches!(home(dir.path()).open(), Err(HomeError::Dangling { .. })));
+    }
+
+    #[test]
+    fn damage_comes_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(home(dir.path()).open().unwrap());
+        let path = dir.path().join("mainstay/engine-0000000000000000/CURRENT");
+        for found in [&b"garbage"[..], b""] {
+            fs::write(&path, found).unwrap();
+            let error = home(dir.path()).open().err().unwrap().to_string();
+            let advice = format!("Move {} away", dir.path().join("mainstay").display());
+            assert!(error.contains(&advice), "{error}");
+        }
     }
 
     #[test]
