@@ -328,17 +328,18 @@ impl Cluster {
     }
 
     fn note(&mut self, member: usize, id: i64) {
+        let of_id = |(_, change): &(u64, LeaseChange)| matches!(change, LeaseChange::Granted { id: granted, .. } if *granted == id);
+        let granted_at = self.log.iter().rposition(of_id);
+        // A member that lags may know a lease of this id that is gone.
+        let knows = granted_at.is_some_and(|at| self.members[member].1 > at);
         match self.members[member].0.renew(id, self.now) {
             Renewal::Renewed { ttl } => {
-                if let Some((until, granted)) = self.promised.get_mut(&id) {
-                    // A member that lags may know a lease of this id that is gone.
-                    if member == self.leader {
-                        assert_eq!(ttl, *granted);
-                    }
-                    if ttl == *granted {
-                        *until = (*until).max(self.now + seconds(ttl));
-                        self.renewals += 1;
-                    }
+                if let Some((until, granted)) = self.promised.get_mut(&id)
+                    && knows
+                {
+                    assert_eq!(ttl, *granted);
+                    *until = (*until).max(self.now + seconds(ttl));
+                    self.renewals += 1;
                 }
             }
             Renewal::ClearCheckpoint => panic!("cleared, and still to be cleared"),
