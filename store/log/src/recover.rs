@@ -360,6 +360,20 @@ fn settle(
     }
     // A segment that is full stays as it is; the next batch moves on to a new one.
     let want = if end.offset < options.segment_bytes { size.max(options.segment_bytes) } else { 0 };
+    if want > size {
+        // A segment has its whole size from the first, and keeps it when a torn tail is cut. Real
+        // etcd leaves it short after a repair of its own, so this alone is no proof of a loss.
+        tracing::warn!(
+            path = %path.display(),
+            size,
+            expected = options.segment_bytes,
+            end = end.offset,
+            "the last segment of the log is shorter than it was made: its end was cut off, and \
+             acknowledged entries may be gone with it. If nobody but this program has written \
+             here, replace this member while the others have a quorum, or put the segment back \
+             from a copy"
+        );
+    }
     if want > size || (want > 0 && !end.rest_is_zero) {
         tail.file.preallocate(want).map_err(step("setting space aside"))?;
     }

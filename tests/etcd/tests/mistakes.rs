@@ -456,6 +456,23 @@ fn a_log_that_is_gone() {
     start.run().says(1, &[&path, "lost its log", "etcdctl member remove", "--wal-dir"]);
 }
 
+#[test]
+fn a_log_whose_end_was_cut_off() {
+    let start = Start::new();
+    start.found();
+    let segment = start.segment();
+    let file = std::fs::File::options().write(true).open(&segment).unwrap();
+    file.set_len(41_000_000).unwrap();
+    let log = start.dir.path().join("again");
+    let mut child = start.spawn(&log);
+    wait_ready(&log);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains("shorter than it was made"), "{said}");
+    assert!(said.contains(&segment.display().to_string()), "{said}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_with_another_token() {
     let dir = tempfile::tempdir().unwrap();
