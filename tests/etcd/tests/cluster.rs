@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
 
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -247,6 +249,45 @@ async fn members_come_and_go() {
     let again = gone.start().await.unwrap_err().to_string();
     assert!(again.contains("ended with"), "{again}");
     equal_hashes(&all(&cluster), 0, PATIENCE).await.unwrap();
+}
+
+/// All members are killed after the last answers; at least one of them must go on alone with all
+/// that was acknowledged, though nothing came after it that could have told the log so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forced_cluster_keeps_what_was_acknowledged() {
+    let mut cluster = Cluster::start(&[tested(); 3], &[]).await.unwrap();
+    settle(&cluster.members).await.unwrap();
+    let acknowledged = Arc::new(AtomicI64::new(0));
+    let mut writers = tokio::task::JoinSet::new();
+    for number in 0..8 {
+        let mut client = connect(&cluster.members[number % 3].client_url).await.unwrap();
+        let acknowledged = acknowledged.clone();
+        writers.spawn(async move {
+            let put = PutRequest { key: format!("key/{number}").into(), ..Default::default() };
+            for _ in 0..20 {
+                let answer = client.kv.put(put.clone()).await.unwrap();
+                let revision = answer.into_inner().header.unwrap().revision;
+                acknowledged.fetch_max(revision, Ordering::SeqCst);
+            }
+        });
+    }
+    writers.join_all().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    kill_all(&mut cluster.members);
+    let revision = acknowledged.load(Ordering::SeqCst);
+    let mut kept = Vec::new();
+    for member in &mut cluster.members {
+        let flags = [member.arguments(), &["--force-new-cluster".to_string()]].concat();
+        member.set_arguments(flags);
+        member.start().await.unwrap();
+        kept.push(mainstay_etcd_tests::ops::revision(&member.client_url).await.unwrap());
+        assert_eq!(list(member).await.unwrap().len(), 1);
+        member.kill();
+    }
+    assert!(
+        kept.iter().any(|kept| *kept >= revision),
+        "acknowledged up to {revision}, kept {kept:?}"
+    );
 }
 
 async fn mixed(programs: &[Program]) -> Result<()> {

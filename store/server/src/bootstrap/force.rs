@@ -1,8 +1,8 @@
-//! `--force-new-cluster`: one member of a lost cluster goes on alone, with all that it knows to be
-//! committed.
+//! `--force-new-cluster`: one member of a lost cluster goes on alone, with all that its log holds.
 //!
-//! As etcd does it: what is not known to be committed is dropped, and entries that remove everybody
-//! else are appended as committed.
+//! As in etcd, entries that remove everybody else are appended as committed. Unlike in etcd, what is
+//! not known to be committed is kept: the newest commit index may not be on disk, so writes that
+//! were acknowledged can be among it; and there is nobody left who could hold something else.
 
 use std::collections::BTreeSet;
 
@@ -26,9 +26,7 @@ pub(super) fn force_new_cluster(
 ) -> Result<(), StartError> {
     let own = identity.member_id;
     let applied = state.applied.index;
-    // The commit index alone is not synced: what was applied had been committed.
-    let commit = recovered.hard_state.commit().max(applied);
-    recovered.entries.retain(|entry| entry.index() <= commit);
+    let commit = recovered.entries.last().map_or(applied, |entry| entry.index().max(applied));
 
     let mut voters: BTreeSet<u64> = state.conf_state.voters.iter().copied().collect();
     let mut learners: BTreeSet<u64> = state.conf_state.learners.iter().copied().collect();
