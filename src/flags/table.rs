@@ -17,6 +17,8 @@ pub(crate) enum Kind {
     LateChoice(&'static [&'static str]),
     /// URLs with commas between them, or nothing.
     Urls,
+    /// The same, or `*`.
+    Origins,
     /// `NAME=true|false` with commas between them.
     Gates,
 }
@@ -222,14 +224,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         Effect::Differs("SO_REUSEADDR is always set"),
         "Set SO_REUSEADDR on listeners.",
     ),
-    flag(
-        "Member",
-        "enable-grpc-gateway",
-        Kind::Switch,
-        "true",
-        Effect::Differs("the JSON gateway is not built in this version"),
-        "Serve the JSON gateway.",
-    ),
+    flag("Member", "enable-grpc-gateway", Kind::Switch, "true", H, "Serve the JSON gateway."),
     flag(
         "Member",
         "raft-read-timeout",
@@ -568,20 +563,13 @@ pub(crate) static FLAGS: &[Flag] = &[
         Effect::Differs("TLS is not built in this version"),
         "Highest TLS version.",
     ),
-    flag(
-        "Security",
-        "cors",
-        Kind::Text,
-        "*",
-        Effect::Differs("it belongs to the JSON gateway, which is not built in this version"),
-        "Origins that browsers may come from.",
-    ),
+    flag("Security", "cors", Kind::Origins, "*", H, "Origins that browsers may come from."),
     flag(
         "Security",
         "host-whitelist",
         Kind::Text,
         "*",
-        Effect::Differs("all host names are answered in this version"),
+        H,
         "Host names that HTTP requests may name.",
     ),
     flag(

@@ -38,6 +38,7 @@ mod core;
 mod engine_home;
 mod error;
 mod fatal;
+mod gateway;
 mod http;
 mod kv;
 mod leadership;

@@ -19,6 +19,7 @@ use mainstay_net::{Body, BoxError, full};
 use self::health::HealthChecks;
 use self::query::Query;
 use crate::core::Core;
+use crate::gateway::access;
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -67,6 +68,12 @@ impl HttpSide {
                 None => error(StatusCode::NOT_FOUND, "404 page not found"),
             },
         }
+    }
+
+    /// Refuses a request whose Host header is not a known one.
+    pub(crate) fn misdirected(&self, host: &str) -> Response<Body> {
+        tracing::warn!(host, "rejecting HTTP request to prevent DNS rebinding attacks");
+        error(StatusCode::MISDIRECTED_REQUEST, &access::refusal(host))
     }
 
     async fn get<F: Future<Output = Response<Body>>>(

@@ -8,7 +8,8 @@
 //! **Invariant:** what is not served is answered as grpc-go answers it, never with silence.
 
 mod auth;
-mod call;
+pub(crate) mod body;
+pub(crate) mod call;
 mod cluster;
 mod election;
 mod health;
@@ -16,13 +17,13 @@ mod kv;
 mod lease;
 mod lock;
 mod maintenance;
-mod methods;
+pub(crate) mod methods;
 mod metrics;
-mod receive;
+pub(crate) mod receive;
 mod recipe;
 mod reflection;
 mod slow;
-mod status;
+pub(crate) mod status;
 mod streams;
 mod watch;
 
@@ -31,10 +32,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method as HttpMethod, Request, Response, StatusCode};
-use hyper::body::Incoming;
 use mainstay_net::{Body, BoxError};
 use mainstay_proto::etcdserverpb as pb;
 
+use self::body::RequestBody;
 use self::methods::Method;
 use self::metrics::RpcMetrics;
 use self::receive::ReceiveLimits;
@@ -86,6 +87,11 @@ impl Api {
         streams::watch_leader(self.streams.clone(), self.core.leadership(), patience)
     }
 
+    /// The largest message that is taken.
+    pub(crate) fn max_message(&self) -> usize {
+        self.receive.max_message()
+    }
+
     /// Ends all streams and every call that waits without end.
     pub(crate) fn drain(&self) {
         self.draining.send_replace(true);
@@ -102,7 +108,7 @@ pub(crate) fn is_grpc<B>(request: &Request<B>) -> bool {
 }
 
 /// Answers a request on a port that has gRPC alone.
-pub(crate) fn answer_grpc_only(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(crate) fn answer_grpc_only(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     if is_grpc(&request) {
         return answer(api, request);
     }
@@ -115,7 +121,7 @@ pub(crate) fn answer_grpc_only(api: &Arc<Api>, request: Request<Incoming>) -> An
 }
 
 /// Answers a gRPC request.
-pub(crate) fn answer(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(crate) fn answer(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     if request.method() != HttpMethod::POST {
         let mut response = Status::new(
             Code::Internal,
@@ -194,7 +200,7 @@ pub(crate) fn answer(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     }
 }
 
-fn unknown(api: &Api, request: Request<Incoming>) -> Answer {
+fn unknown(api: &Api, request: Request<RequestBody>) -> Answer {
     let path = request.uri().path();
     if let Some(serve) = api.reflection.as_ref().and_then(|reflection| reflection.find(path)) {
         return serve(request);

@@ -50,6 +50,13 @@ impl ReceiveLimits {
     }
 }
 
+impl ReceiveLimits {
+    /// The largest message that is taken.
+    pub(crate) fn max_message(&self) -> usize {
+        self.max_message
+    }
+}
+
 /// The messages of one request body.
 pub(crate) struct Messages<B> {
     body: B,

@@ -9,10 +9,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use super::body::RequestBody;
 use bytes::{Bytes, BytesMut};
 use futures_util::Stream;
 use http::Request;
-use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb::WatchRequest;
 use mainstay_proto::etcdserverpb::watch_request::RequestUnion;
 use mainstay_watch::{CreateRequest, StreamClosed, WatchRequests, WatchResponses};
@@ -28,7 +28,7 @@ use crate::error::{Code, Error};
 /// Frames are put together up to this size; a larger frame goes alone.
 const CHUNK: usize = 32 << 10;
 
-pub(super) fn watch(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn watch(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::Watch, request, async |messages, call| {
         let api = call.api.clone();
         let (requests, responses) = api.core.watch.open();
@@ -45,7 +45,7 @@ pub(super) fn watch(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
 /// Gives requests to the hub until the client has sent its last one.
 async fn read(
     api: &Api,
-    mut messages: Messages<Incoming>,
+    mut messages: Messages<RequestBody>,
     mut requests: WatchRequests,
 ) -> Result<(), Status> {
     let fault = |status| api.metrics.not_received("watch", status);
