@@ -729,7 +729,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "corrupt-check-time",
         Kind::Duration,
         "0s",
-        Effect::Differs("the periodic corruption check is not built in this version"),
+        H,
         "Time between corruption checks.",
     ),
     flag(
@@ -737,9 +737,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "compact-hash-check-time",
         Kind::Duration,
         "1m",
-        Effect::Differs(
-            "this member answers hash checks of others and starts none in this version",
-        ),
+        H,
         "Time between checks of compaction hashes.",
     ),
     flag(
@@ -804,9 +802,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "experimental-initial-corrupt-check",
         Kind::Switch,
         "false",
-        Effect::Differs(
-            "this member answers hash checks of others and starts none in this version",
-        ),
+        H,
         "Older name of a feature gate.",
     ),
     flag(
@@ -814,9 +810,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "experimental-compact-hash-check-enabled",
         Kind::Switch,
         "false",
-        Effect::Differs(
-            "this member answers hash checks of others and starts none in this version",
-        ),
+        H,
         "Older name of a feature gate.",
     ),
     flag(

@@ -35,6 +35,7 @@ mod cluster;
 mod compaction;
 mod config;
 mod core;
+mod corruption;
 mod engine_home;
 mod error;
 mod fatal;
