@@ -52,6 +52,9 @@ struct Gates {
     initial_corrupt_check: bool,
     /// On unless it is switched off, since it costs one request a minute.
     compact_hash_check: bool,
+    /// Told on the metrics page.
+    all_alpha: bool,
+    all_beta: bool,
 }
 
 /// Reads `--feature-gates` and the older names of gates.
@@ -62,6 +65,8 @@ fn gates(values: &Values) -> Gates {
         initial_corrupt_check: values.switch("experimental-initial-corrupt-check"),
         compact_hash_check: !values.is_set("experimental-compact-hash-check-enabled")
             || values.switch("experimental-compact-hash-check-enabled"),
+        all_alpha: false,
+        all_beta: false,
     };
     for (name, on) in values.gates("feature-gates") {
         match name {
@@ -69,10 +74,12 @@ fn gates(values: &Values) -> Gates {
             "InitialCorruptCheck" => gates.initial_corrupt_check = on,
             "CompactHashCheck" => gates.compact_hash_check = on,
             "AllAlpha" if on => {
+                gates.all_alpha = true;
                 gates.lease_checkpoint = true;
                 gates.initial_corrupt_check = true;
                 gates.compact_hash_check = true;
             }
+            "AllBeta" => gates.all_beta = on,
             _ => {}
         }
     }
@@ -188,6 +195,8 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
         watch_progress_notify_interval: values.duration("watch-progress-notify-interval"),
         lease_checkpoint: gates.lease_checkpoint,
         initial_corrupt_check: gates.initial_corrupt_check,
+        all_alpha: gates.all_alpha,
+        all_beta: gates.all_beta,
         compact_hash_check_time: if gates.compact_hash_check {
             values.duration("compact-hash-check-time")
         } else {

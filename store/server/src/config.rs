@@ -127,6 +127,10 @@ pub struct StoreConfig {
     pub corrupt_check_time: Duration,
     /// Whether a member compares its keys with the others before it serves.
     pub initial_corrupt_check: bool,
+    /// Whether all alpha features were asked for. Nothing but the metrics page looks at it.
+    pub all_alpha: bool,
+    /// The same of beta features.
+    pub all_beta: bool,
     /// Batches of entries that take longer to apply are logged and counted.
     pub warning_apply_duration: Duration,
 
@@ -210,6 +214,8 @@ impl StoreConfig {
             compact_hash_check_time: Duration::from_secs(60),
             corrupt_check_time: Duration::ZERO,
             initial_corrupt_check: false,
+            all_alpha: false,
+            all_beta: false,
             warning_apply_duration: Duration::from_millis(100),
             engine: EngineKind::default(),
         }

@@ -44,6 +44,7 @@ use self::status::Status;
 use self::streams::Streams;
 use crate::core::Core;
 use crate::error::Code;
+use crate::metrics::register::Register;
 
 /// The response of a call, to come.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send + 'static>>;
@@ -70,10 +71,25 @@ pub(crate) struct ApiOptions {
 impl Api {
     /// The services of a member. Fails when they were made for it before.
     pub(crate) fn new(core: Arc<Core>, options: &ApiOptions) -> Result<Self, BoxError> {
+        let metrics = RpcMetrics::new(core.registry(), options.extensive_metrics)?;
+        let receive = Arc::new(ReceiveLimits::new(options.max_request_bytes));
+        let streams = Arc::<Streams>::default();
+        let register = Register(core.registry());
+        let (limits, open) = (receive.clone(), streams.clone());
+        register.looked(
+            "mainstay_rpc_receive_bytes",
+            "Bytes of large requests that are being put together.",
+            move || limits.used() as f64,
+        );
+        register.looked(
+            "mainstay_rpc_streams",
+            "Streams that are open, and calls that may wait without end.",
+            move || open.count() as f64,
+        );
         Ok(Self {
-            metrics: RpcMetrics::new(core.registry(), options.extensive_metrics)?,
-            receive: Arc::new(ReceiveLimits::new(options.max_request_bytes)),
-            streams: Arc::default(),
+            metrics,
+            receive,
+            streams,
             slow_request: options.slow_request,
             draining: tokio::sync::watch::Sender::new(false),
             reflection: options.reflection.then(Reflection::new).transpose()?,
