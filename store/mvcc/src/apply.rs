@@ -162,9 +162,9 @@ impl<'v> Applier<'v> {
         let waited = waited(id);
         let op = Some(Op::of(&request));
         let events = self.applied.events.len();
-        match self.request(position, request, waited) {
+        match self.request(position, &request, waited) {
             Ok(response) => {
-                self.applied.tally.add(&response, &self.applied.events[events..]);
+                self.applied.tally.add(&request, &response, &self.applied.events[events..]);
                 let compaction = match &response {
                     Response::Compaction(_) => Some(self.state.compacted),
                     _ => None,
@@ -180,7 +180,7 @@ impl<'v> Applier<'v> {
     fn request(
         &mut self,
         position: LogPosition,
-        request: InternalRaftRequest,
+        request: &InternalRaftRequest,
         waited: bool,
     ) -> Result<Response, Error> {
         if let Some(set) = &request.cluster_version_set {
@@ -189,8 +189,8 @@ impl<'v> Applier<'v> {
         if let Some(set) = &request.cluster_member_attr_set {
             return Ok(self.member_attributes(position, set)?);
         }
-        if let Some(set) = request.downgrade_info_set {
-            return Ok(self.downgrade(set));
+        if let Some(set) = &request.downgrade_info_set {
+            return Ok(self.downgrade(set.clone()));
         }
         if request.downgrade_version_test.is_some() {
             return Ok(Response::Empty);
@@ -259,7 +259,7 @@ impl<'v> Applier<'v> {
             }
             return Ok(Response::Alarm(response));
         }
-        self.auth(position, &request)
+        self.auth(position, request)
     }
 
     /// What can be done about auth while it is off.

@@ -127,7 +127,7 @@ fn hash_compaction(core: &Core, published: &Published, compaction: AcceptedCompa
     match compaction_hash(&*published.view, previous, revision, &mut go_on) {
         Ok(None) => {}
         Ok(Some(hash)) => {
-            core.metrics.hash_by_revision.observe(started.elapsed().as_secs_f64());
+            core.metrics.own.compaction_hash.observe(started.elapsed().as_secs_f64());
             core.hashes.keep(HashKv { hash, compact_revision: previous, hash_revision: revision })
         }
         Err(fatal) => core.stop.fatal(format!("hashing a compaction failed: {fatal}")),

@@ -139,10 +139,11 @@ impl Core {
                 self.catch_up().await?;
             }
             let large = ops(&request).any(|op| matches!(op, Op::RequestRange(r) if is_large(r)));
-            let started = Instant::now();
+            let (started, compares) = (Instant::now(), request.compare.len());
             let read = move |at: &Published| mvcc::read_txn(&*at.view, at.at(), &request);
             let response = self.read(large, read).await;
-            let ranges = response.as_ref().map_or(0, |response| response.responses.len());
+            let ranges =
+                response.as_ref().map_or(0, |response| compares + response.responses.len());
             self.metrics.read_txn(ranges, response.is_ok(), started.elapsed());
             response?
         } else {

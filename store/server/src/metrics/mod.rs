@@ -243,7 +243,7 @@ impl Metrics {
         self.request_seconds.observe(op as usize, answered, took, labels);
     }
 
-    /// A read-only transaction of so many ranges was read.
+    /// A read-only transaction of so many ranges and compares was read.
     pub(crate) fn read_txn(&self, ranges: usize, success: bool, took: Duration) {
         let labels = |success| ["ReadonlyTxn", success];
         self.request_seconds.observe(READ_ONLY_TXN, success, took, labels);

@@ -10,6 +10,7 @@ use crate::core::Core;
 pub(crate) struct Own {
     pub(crate) apply_batch: Histogram,
     pub(crate) engine_flush: Histogram,
+    pub(crate) compaction_hash: Histogram,
     /// Requests that were refused because too much was committed and not applied.
     pub(crate) apply_lag_refused: IntCounter,
     /// Requests that did not fit into the quota.
@@ -51,6 +52,11 @@ impl Own {
                 "mainstay_engine_flush_duration_seconds",
                 "The latency distributions of making the engine durable.",
                 milliseconds(),
+            ),
+            compaction_hash: r.histogram(
+                "mainstay_compaction_hash_duration_seconds",
+                "The latency distributions of hashing what a compaction leaves.",
+                buckets(0.01, 15),
             ),
             apply_lag_refused: r.counter(
                 "mainstay_apply_lag_refused_total",
