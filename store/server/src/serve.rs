@@ -8,6 +8,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::{Method, Request, Response};
@@ -20,6 +21,7 @@ use crate::core::Core;
 use crate::gateway;
 use crate::gateway::access::{self, Access};
 use crate::http::{HttpSide, Paths};
+use crate::metrics::register::Register;
 use crate::rpc::body::RequestBody;
 use crate::rpc::{self, Api, ApiOptions};
 use crate::store::Store;
@@ -109,16 +111,27 @@ impl Serving {
         let traffic = if clients_http.is_empty() { Traffic::Both } else { Traffic::Grpc };
         let stop = watch::Sender::new(None);
         let mut servers = Vec::new();
-        for (listeners, traffic) in
-            [(clients, traffic), (clients_http, Traffic::Http), (metrics, Traffic::Metrics)]
-        {
+        for (name, listeners, traffic) in [
+            ("client", clients, traffic),
+            ("client-http", clients_http, Traffic::Http),
+            ("metrics", metrics, Traffic::Metrics),
+        ] {
+            // Each has a limit of its own.
+            let net = Options { open: Arc::default(), ..net.clone() };
+            let open = net.open.clone();
+            Register(core.registry()).looked(
+                "mainstay_connections",
+                "Connections that are open, by kind of listener.",
+                Some(("listener", name)),
+                move || open.load(Ordering::Relaxed) as f64,
+            );
             if listeners.is_empty() {
                 continue;
             }
             let wait_for = (traffic != Traffic::Metrics).then(|| core.clone());
             let (api, http, access) = (api.clone(), http.clone(), access.clone());
             let handler = Arc::new(Front { api, http, access, gateway, traffic });
-            let serving = serve(listeners, handler, net.clone(), wait_for, stop.subscribe());
+            let serving = serve(listeners, handler, net, wait_for, stop.subscribe());
             servers.push(tokio::spawn(serving));
         }
         let leader = tokio::spawn(api.watch_leader());

@@ -344,6 +344,8 @@ fn limits_are_told(page: &Page) {
     let own = page.iter().filter(|(name, _)| name.starts_with("mainstay_"));
     let own: Vec<_> = own.map(|(name, family)| (name.as_str(), family)).collect();
     assert!(own.len() > 15, "{own:?}");
+    let clients = &page["mainstay_connections"].values["mainstay_connections{listener=\"client\"}"];
+    assert_eq!(*clients, 1.0, "the scrape's own connection");
     for (name, family) in own {
         assert!(!family.help.is_empty(), "{name} has no help");
         if name.ends_with("_refused_total") || name.ends_with("_overflows_total") {

@@ -67,9 +67,12 @@ impl Register<'_> {
         &self,
         name: &str,
         help: &str,
+        label: Option<(&str, &str)>,
         look: impl Fn() -> f64 + Send + Sync + 'static,
     ) {
-        let desc = Desc::new(name.to_owned(), help.to_owned(), Vec::new(), Default::default());
+        let label = label.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let labels = label.into_iter().collect();
+        let desc = Desc::new(name.to_owned(), help.to_owned(), Vec::new(), labels);
         let looked = Looked { desc: desc.expect("the name is a valid one"), look: Box::new(look) };
         self.0.register(Box::new(looked)).expect("each name is registered once");
     }
@@ -130,7 +133,7 @@ impl Collector for Looked {
     fn collect(&self) -> Vec<MetricFamily> {
         let mut gauge = proto::Gauge::default();
         gauge.set_value((self.look)());
-        let mut metric = proto::Metric::default();
+        let mut metric = proto::Metric::from_label(self.desc.const_label_pairs.clone());
         metric.set_gauge(gauge);
         let mut family = MetricFamily::default();
         family.set_name(self.desc.fq_name.clone());
@@ -160,13 +163,14 @@ mod tests {
         let registry = Registry::new();
         let register = Register(&registry);
         let seconds = register.durations("d", "e", buckets(1.0, 2), &["op", "success"], 2);
-        register.looked("l", "m", || 7.0);
+        register.looked("l", "m", Some(("a", "b")), || 7.0);
+        register.looked("l", "m", Some(("a", "c")), || 8.0);
         let text = || prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         assert!(!text().contains("# TYPE d histogram"));
         seconds.observe(1, true, Duration::from_secs(2), |success| ["x", success]);
         seconds.observe(1, true, Duration::from_secs(3), |success| ["x", success]);
         assert!(text().contains("d_bucket{op=\"x\",success=\"true\",le=\"2\"} 1\n"), "{}", text());
         assert!(text().contains("d_count{op=\"x\",success=\"true\"} 2\n"));
-        assert!(text().contains("# HELP l m\n# TYPE l gauge\nl 7\n"));
+        assert!(text().contains("# HELP l m\n# TYPE l gauge\nl{a=\"b\"} 7\nl{a=\"c\"} 8\n"));
     }
 }

@@ -79,11 +79,13 @@ impl Api {
         register.looked(
             "mainstay_rpc_receive_bytes",
             "Bytes of large requests that are being put together.",
+            None,
             move || limits.used() as f64,
         );
         register.looked(
             "mainstay_rpc_streams",
             "Streams that are open, and calls that may wait without end.",
+            None,
             move || open.count() as f64,
         );
         Ok(Self {
