@@ -140,6 +140,10 @@ async fn run(values: &Values, checked: check::Checked) -> Result<ExitCode, Strin
         opened = opening => opened.map_err(|error| error.to_string())?,
         signal = signals.next() => return Ok(signals.die_of(signal)),
     };
+    let list = |name| -> Vec<String> {
+        let words = values.text(name).split(',').filter(|word| !word.is_empty());
+        words.map(str::to_owned).collect()
+    };
     let options = ServeOptions {
         max_request_bytes: checked.store.max_request_bytes,
         max_concurrent_streams: u32::try_from(values.unsigned("max-concurrent-streams"))
@@ -150,6 +154,9 @@ async fn run(values: &Values, checked: check::Checked) -> Result<ExitCode, Strin
         reflection: values.switch("enable-grpc-reflection"),
         extensive_metrics: values.text("metrics") == "extensive",
         slow_request: values.duration("warning-unary-request-duration"),
+        gateway: values.switch("enable-grpc-gateway"),
+        cors: list("cors"),
+        host_whitelist: list("host-whitelist"),
     };
     // Metrics and health answer while the member still waits for the others.
     let Sockets { clients, clients_http, metrics, .. } = sockets;

@@ -46,23 +46,44 @@ fn texts(urls: &[ListenUrl]) -> Vec<String> {
     urls.iter().map(|url| url.as_str().to_string()).collect()
 }
 
-/// Reads `--feature-gates` and the older names of gates; answers whether leases are checkpointed.
-fn check_gates(values: &Values) -> bool {
-    let mut checkpoint = values.switch("experimental-enable-lease-checkpoint")
-        || values.switch("experimental-enable-lease-checkpoint-persist");
+/// What the feature gates that are built say.
+struct Gates {
+    lease_checkpoint: bool,
+    initial_corrupt_check: bool,
+    /// On unless it is switched off, since it costs one request a minute.
+    compact_hash_check: bool,
+    /// Told on the metrics page.
+    all_alpha: bool,
+    all_beta: bool,
+}
+
+/// Reads `--feature-gates` and the older names of gates.
+fn gates(values: &Values) -> Gates {
+    let mut gates = Gates {
+        lease_checkpoint: values.switch("experimental-enable-lease-checkpoint")
+            || values.switch("experimental-enable-lease-checkpoint-persist"),
+        initial_corrupt_check: values.switch("experimental-initial-corrupt-check"),
+        compact_hash_check: !values.is_set("experimental-compact-hash-check-enabled")
+            || values.switch("experimental-compact-hash-check-enabled"),
+        all_alpha: false,
+        all_beta: false,
+    };
     for (name, on) in values.gates("feature-gates") {
         match name {
-            "LeaseCheckpoint" | "LeaseCheckpointPersist" | "AllAlpha" => checkpoint |= on,
-            "CompactHashCheck" | "InitialCorruptCheck" if on => {
-                tracing::warn!(
-                    gate = name,
-                    "this member answers hash checks of others and starts none in this version"
-                );
+            "LeaseCheckpoint" | "LeaseCheckpointPersist" => gates.lease_checkpoint |= on,
+            "InitialCorruptCheck" => gates.initial_corrupt_check = on,
+            "CompactHashCheck" => gates.compact_hash_check = on,
+            "AllAlpha" if on => {
+                gates.all_alpha = true;
+                gates.lease_checkpoint = true;
+                gates.initial_corrupt_check = true;
+                gates.compact_hash_check = true;
             }
+            "AllBeta" => gates.all_beta = on,
             _ => {}
         }
     }
-    checkpoint
+    gates
 }
 
 /// `--auto-compaction-retention` in the sense of `--auto-compaction-mode`. A bare number is hours
@@ -140,6 +161,7 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
         "" => PathBuf::from(format!("{name}.etcd")),
         dir => PathBuf::from(dir),
     };
+    let gates = gates(values);
     let store = StoreConfig {
         data_dir,
         wal_dir: Some(values.text("wal-dir")).filter(|dir| !dir.is_empty()).map(PathBuf::from),
@@ -171,7 +193,16 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
         compaction_sleep_interval: values.duration("compaction-sleep-interval"),
         auto_compaction: auto_compaction(values)?,
         watch_progress_notify_interval: values.duration("watch-progress-notify-interval"),
-        lease_checkpoint: check_gates(values),
+        lease_checkpoint: gates.lease_checkpoint,
+        initial_corrupt_check: gates.initial_corrupt_check,
+        all_alpha: gates.all_alpha,
+        all_beta: gates.all_beta,
+        compact_hash_check_time: if gates.compact_hash_check {
+            values.duration("compact-hash-check-time")
+        } else {
+            Duration::ZERO
+        },
+        corrupt_check_time: values.duration("corrupt-check-time"),
         downgrade_check_time: values.duration("downgrade-check-time"),
         warning_apply_duration: values.duration("warning-apply-duration"),
         name: name.clone(),

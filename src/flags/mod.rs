@@ -123,8 +123,11 @@ fn check(flag: &Flag, text: &str) -> Result<(), String> {
         Kind::Integer => text.parse::<i64>().is_ok(),
         Kind::Unsigned => text.parse::<u64>().is_ok(),
         Kind::Duration => parse_duration(text).is_some(),
-        Kind::Urls if text.is_empty() => true,
-        Kind::Urls => return parse_urls(text).map(drop).map_err(|error| error.to_string()),
+        Kind::Urls | Kind::Origins if text.is_empty() => true,
+        Kind::Origins if text == "*" => true,
+        Kind::Urls | Kind::Origins => {
+            return parse_urls(text).map(drop).map_err(|error| error.to_string());
+        }
         Kind::Gates => return parse_gates(text).map(drop),
         Kind::Choice(choices) | Kind::LateChoice(choices) => {
             if choices.contains(&text) {

@@ -17,6 +17,8 @@ pub(crate) enum Kind {
     LateChoice(&'static [&'static str]),
     /// URLs with commas between them, or nothing.
     Urls,
+    /// The same, or `*`.
+    Origins,
     /// `NAME=true|false` with commas between them.
     Gates,
 }
@@ -222,14 +224,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         Effect::Differs("SO_REUSEADDR is always set"),
         "Set SO_REUSEADDR on listeners.",
     ),
-    flag(
-        "Member",
-        "enable-grpc-gateway",
-        Kind::Switch,
-        "true",
-        Effect::Differs("the JSON gateway is not built in this version"),
-        "Serve the JSON gateway.",
-    ),
+    flag("Member", "enable-grpc-gateway", Kind::Switch, "true", H, "Serve the JSON gateway."),
     flag(
         "Member",
         "raft-read-timeout",
@@ -568,20 +563,13 @@ pub(crate) static FLAGS: &[Flag] = &[
         Effect::Differs("TLS is not built in this version"),
         "Highest TLS version.",
     ),
-    flag(
-        "Security",
-        "cors",
-        Kind::Text,
-        "*",
-        Effect::Differs("it belongs to the JSON gateway, which is not built in this version"),
-        "Origins that browsers may come from.",
-    ),
+    flag("Security", "cors", Kind::Origins, "*", H, "Origins that browsers may come from."),
     flag(
         "Security",
         "host-whitelist",
         Kind::Text,
         "*",
-        Effect::Differs("all host names are answered in this version"),
+        H,
         "Host names that HTTP requests may name.",
     ),
     flag(
@@ -741,7 +729,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "corrupt-check-time",
         Kind::Duration,
         "0s",
-        Effect::Differs("the periodic corruption check is not built in this version"),
+        H,
         "Time between corruption checks.",
     ),
     flag(
@@ -749,9 +737,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "compact-hash-check-time",
         Kind::Duration,
         "1m",
-        Effect::Differs(
-            "this member answers hash checks of others and starts none in this version",
-        ),
+        H,
         "Time between checks of compaction hashes.",
     ),
     flag(
@@ -816,9 +802,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "experimental-initial-corrupt-check",
         Kind::Switch,
         "false",
-        Effect::Differs(
-            "this member answers hash checks of others and starts none in this version",
-        ),
+        H,
         "Older name of a feature gate.",
     ),
     flag(
@@ -826,9 +810,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "experimental-compact-hash-check-enabled",
         Kind::Switch,
         "false",
-        Effect::Differs(
-            "this member answers hash checks of others and starts none in this version",
-        ),
+        H,
         "Older name of a feature gate.",
     ),
     flag(

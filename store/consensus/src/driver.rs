@@ -296,6 +296,9 @@ impl Driver {
 
     fn refuse(&self, callback: OnRefused, reason: Refused) {
         Counters::add(&self.shared.counters.proposals_failed, 1);
+        if reason == Refused::Uncommitted {
+            Counters::add(&self.shared.counters.proposals_uncommitted, 1);
+        }
         callback(reason);
     }
 

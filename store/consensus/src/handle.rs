@@ -16,7 +16,7 @@ use mainstay_proto::walpb;
 
 use crate::error::Refused;
 use crate::inbox::{Command, Inbox, OnRefused, Payload, Proposal};
-use crate::status::{Counters, Status};
+use crate::status::{Counters, Status, Waiting};
 
 /// What the handles and the raft thread share.
 pub(crate) struct Shared {
@@ -82,12 +82,30 @@ impl Handle {
         deadline: Instant,
         refused: OnRefused,
     ) -> Result<(), Refused> {
-        self.shared.inbox.propose(Proposal { payload, own_term, deadline, refused })
+        let proposal = Proposal { payload, own_term, deadline, refused };
+        let result = self.shared.inbox.propose(proposal);
+        if result == Err(Refused::Full) {
+            Counters::add(&self.shared.counters.proposals_full, 1);
+        }
+        result
     }
 
     /// Proposals that wait for the raft thread or for a leader.
     pub fn proposals_waiting(&self) -> usize {
         self.shared.inbox.proposals()
+    }
+
+    /// What waits for the raft thread.
+    pub fn waiting(&self) -> Waiting {
+        self.shared.inbox.waiting()
+    }
+
+    fn request(&self, command: Command) -> Result<(), Refused> {
+        let result = self.shared.inbox.push(command);
+        if result == Err(Refused::Full) {
+            Counters::add(&self.shared.counters.requests_full, 1);
+        }
+        result
     }
 
     /// Takes in a message from a peer. `Full` means that it was dropped, which raft bears; a peer
@@ -105,7 +123,7 @@ impl Handle {
     /// or not at all. One request serves all reads that wait when it is made, so the caller should
     /// have one on its way at a time. A context is used only once.
     pub fn read_index(&self, context: u64) -> Result<(), Refused> {
-        self.shared.inbox.push(Command::ReadIndex(context))
+        self.request(Command::ReadIndex(context))
     }
 
     /// Starts to hand leadership to `to`. That it worked shows in the soft state; after an election
@@ -115,12 +133,12 @@ impl Handle {
         to: u64,
         refused: impl FnOnce(Refused) + Send + 'static,
     ) -> Result<(), Refused> {
-        self.shared.inbox.push(Command::Transfer { to, refused: Box::new(refused) })
+        self.request(Command::Transfer { to, refused: Box::new(refused) })
     }
 
     /// Starts an election now, if this member may lead and nobody does.
     pub fn campaign(&self) -> Result<(), Refused> {
-        self.shared.inbox.push(Command::Campaign)
+        self.request(Command::Campaign)
     }
 
     /// Shortens the wait for the first election by this many ticks (etcd's

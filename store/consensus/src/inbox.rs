@@ -19,6 +19,7 @@ use prost::Message as _;
 
 use crate::config::InboxLimits;
 use crate::error::Refused;
+use crate::status::Waiting;
 
 /// Tells the proposer that his proposal is not in the log. Called at most once, on the raft
 /// thread, so it must not block.
@@ -257,6 +258,18 @@ impl Inbox {
         self.lock().proposals.len()
     }
 
+    /// How much of each kind waits here.
+    pub(crate) fn waiting(&self) -> Waiting {
+        let queues = self.lock();
+        Waiting {
+            proposals: queues.proposals.len(),
+            proposal_bytes: queues.proposal_bytes,
+            messages: queues.messages,
+            message_bytes: queues.message_bytes,
+            requests: queues.requests,
+        }
+    }
+
     /// Takes nothing more, and gives back what has not been taken.
     pub(crate) fn close(&self) -> (VecDeque<Command>, VecDeque<Proposal>) {
         let mut queues = self.lock();
@@ -317,6 +330,9 @@ mod tests {
         assert_eq!(inbox.push(Command::Unreachable(2)), Err(Refused::Full));
         inbox.push(Command::ReadIndex(1)).unwrap();
         assert_eq!(inbox.push(Command::ReadIndex(2)), Err(Refused::Full));
+        let waiting = inbox.waiting();
+        assert_eq!((waiting.proposals, waiting.proposal_bytes), (1, 1_000));
+        assert_eq!((waiting.messages, waiting.requests), (1, 1));
         for index in 0..100 {
             inbox.push(Command::Applied { index, conf_changes: Vec::new() }).unwrap();
         }

@@ -42,4 +42,4 @@ pub use inbox::OnRefused;
 pub use node::{Advanced, Input, Node, Ready};
 pub use outbox::Outbox;
 pub use seam::{Pinned, Sink, SnapshotSource, Transport};
-pub use status::{Counters, PeerProgress, Replication, Role, SoftState, Status};
+pub use status::{Counters, PeerProgress, Replication, Role, SoftState, Status, Waiting};

@@ -100,6 +100,21 @@ impl Status {
 /// etcd's threshold for promoting a learner.
 const READY_TO_VOTE: f64 = 0.9;
 
+/// What waits for the raft thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// Proposals.
+    pub proposals: usize,
+    /// Their bytes.
+    pub proposal_bytes: usize,
+    /// Messages of peers.
+    pub messages: usize,
+    /// Their bytes.
+    pub message_bytes: usize,
+    /// Read requests and other requests.
+    pub requests: usize,
+}
+
 /// Counts since the start, for metrics.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -111,6 +126,12 @@ pub struct Counters {
     pub heartbeat_send_failures: AtomicU64,
     /// Read requests that were reported as lost.
     pub reads_refused: AtomicU64,
+    /// Proposals that were refused because too many waited.
+    pub proposals_full: AtomicU64,
+    /// Proposals that were refused because too many bytes were not committed yet.
+    pub proposals_uncommitted: AtomicU64,
+    /// Read requests and other requests that were refused because too many waited.
+    pub requests_full: AtomicU64,
     /// Messages from peers that were dropped because the inbox was full.
     pub messages_dropped: AtomicU64,
     /// Messages from peers that were refused as malformed or useless.

@@ -10,7 +10,7 @@ use mainstay_proto::membershippb as mpb;
 use mainstay_proto::raftpb::{ConfChange, ConfChangeV2, Entry, EntryType};
 use prost::Message;
 
-use crate::buckets::{Bucket, names};
+use crate::buckets::{Bucket, LIVE_KEYS, names};
 use crate::keys::revision_bytes;
 use crate::membership::change::{Refusal, carry_out, from_v2, validate};
 use crate::membership::{MemberChange, bucket_key, conf_state, json};
@@ -21,12 +21,13 @@ use crate::txn::write_txn;
 use crate::version::{DowngradeInfo, V3_6, Version};
 use crate::writer::Writer;
 use crate::{
-    Applied, ConfChangeOutcome, Error, Fatal, LogPosition, Outcome, Response, Revision, StateView,
-    auth, lease_rows,
+    Applied, ConfChangeOutcome, Error, Event, EventKind, Fatal, LogPosition, Op, Outcome, Response,
+    Revision, StateView, auth, lease_rows,
 };
 
 /// What one entry comes to.
 struct Answer {
+    op: Option<Op>,
     request_id: u64,
     result: Result<Response, Error>,
     compaction: Option<i64>,
@@ -34,7 +35,7 @@ struct Answer {
 
 impl Answer {
     fn new(request_id: u64, result: Result<Response, Error>) -> Self {
-        Self { request_id, result, compaction: None }
+        Self { op: None, request_id, result, compaction: None }
     }
 }
 
@@ -47,6 +48,8 @@ pub(crate) struct Applier<'v> {
     conf_state_changed: bool,
     /// Whether the store had no entry before this run.
     fresh: bool,
+    /// Whether a key was created or deleted.
+    keys_changed: bool,
 }
 
 impl<'v> Applier<'v> {
@@ -58,6 +61,7 @@ impl<'v> Applier<'v> {
             state,
             applied: Applied::default(),
             conf_state_changed: false,
+            keys_changed: false,
         }
     }
 
@@ -78,6 +82,10 @@ impl<'v> Applier<'v> {
                 let row = json::conf_state(&self.state.conf_state);
                 self.put(Bucket::Meta, names::CONF_STATE, row);
             }
+            if self.keys_changed {
+                let count = self.state.live_keys.to_be_bytes().to_vec();
+                self.overlay.put(Family::System, LIVE_KEYS.into(), count.into());
+            }
         }
         self.applied.batch = self.overlay.into_batch();
         (self.applied, self.state)
@@ -92,14 +100,14 @@ impl<'v> Applier<'v> {
         &mut self,
         entry: &Entry,
         waited: &dyn Fn(u64) -> bool,
-    ) -> Result<(), Fatal> {
+    ) -> Result<Option<&Outcome>, Fatal> {
         let position = LogPosition {
             index: entry.index.unwrap_or_default(),
             term: entry.term.unwrap_or_default(),
         };
         let expected = self.state.applied.index + 1;
         if position.index < expected {
-            return Ok(());
+            return Ok(None);
         }
         if position.index > expected {
             return Err(Fatal::Entry {
@@ -132,9 +140,9 @@ impl<'v> Applier<'v> {
         };
         self.state.applied = position;
         let LogPosition { index, term } = position;
-        let Answer { request_id, result, compaction } = answer;
-        self.applied.outcomes.push(Outcome { index, term, request_id, result, compaction });
-        Ok(())
+        let Answer { op, request_id, result, compaction } = answer;
+        self.applied.outcomes.push(Outcome { index, term, op, request_id, result, compaction });
+        Ok(self.applied.outcomes.last())
     }
 
     fn normal(
@@ -152,16 +160,19 @@ impl<'v> Applier<'v> {
             (_, id) => id,
         };
         let waited = waited(id);
-        match self.request(position, request, waited) {
+        let op = Some(Op::of(&request));
+        let events = self.applied.events.len();
+        match self.request(position, &request, waited) {
             Ok(response) => {
+                self.applied.tally.add(&request, &response, &self.applied.events[events..]);
                 let compaction = match &response {
                     Response::Compaction(_) => Some(self.state.compacted),
                     _ => None,
                 };
-                Ok(Answer { request_id: id, result: Ok(response), compaction })
+                Ok(Answer { op, request_id: id, result: Ok(response), compaction })
             }
             Err(Error::Broken(fatal)) => Err(fatal),
-            Err(error) => Ok(Answer::new(id, Err(error))),
+            Err(error) => Ok(Answer { op, ..Answer::new(id, Err(error)) }),
         }
     }
 
@@ -169,7 +180,7 @@ impl<'v> Applier<'v> {
     fn request(
         &mut self,
         position: LogPosition,
-        request: InternalRaftRequest,
+        request: &InternalRaftRequest,
         waited: bool,
     ) -> Result<Response, Error> {
         if let Some(set) = &request.cluster_version_set {
@@ -178,8 +189,8 @@ impl<'v> Applier<'v> {
         if let Some(set) = &request.cluster_member_attr_set {
             return Ok(self.member_attributes(position, set)?);
         }
-        if let Some(set) = request.downgrade_info_set {
-            return Ok(self.downgrade(set));
+        if let Some(set) = &request.downgrade_info_set {
+            return Ok(self.downgrade(set.clone()));
         }
         if request.downgrade_version_test.is_some() {
             return Ok(Response::Empty);
@@ -248,7 +259,7 @@ impl<'v> Applier<'v> {
             }
             return Ok(Response::Alarm(response));
         }
-        self.auth(position, &request)
+        self.auth(position, request)
     }
 
     /// What can be done about auth while it is off.
@@ -306,9 +317,24 @@ impl<'v> Applier<'v> {
         let response = execute(&mut writer)?;
         if let Some(events) = writer.finish() {
             self.state.revision = events.revision;
+            for event in events.events.iter() {
+                self.count(event);
+            }
             self.applied.events.push(events);
         }
         Ok(response)
+    }
+
+    /// Keeps the number of live keys.
+    fn count(&mut self, event: &Event) {
+        let keys = &mut self.state.live_keys;
+        match event.kind {
+            EventKind::Put if event.kv.version == 1 => *keys += 1,
+            EventKind::Put => return,
+            // Only live keys are deleted, and each was counted.
+            EventKind::Delete => *keys = keys.saturating_sub(1),
+        }
+        self.keys_changed = true;
     }
 
     fn refuse_if_corrupt(&self) -> Result<(), Error> {

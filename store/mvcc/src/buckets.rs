@@ -117,6 +117,10 @@ impl Bucket {
     }
 }
 
+/// A row of the System family that belongs to no bucket, so no export has it: how many keys are
+/// live, BE u64. Its tag is none of a bucket.
+pub const LIVE_KEYS: &[u8] = b"\xffliveKeys";
+
 /// Keys within the buckets.
 pub mod names {
     /// `meta`: last applied index, BE u64.

@@ -30,6 +30,8 @@ pub struct CompactSlice {
     pub batch: Batch,
     /// Revision whose compaction is physically done once the batch is written.
     pub finished: Option<i64>,
+    /// Rows of the log of changes that go.
+    pub rows: u64,
 }
 
 /// A part of a pass as it was found, for [`crate::StateMachine::take_slice`].
@@ -39,6 +41,8 @@ pub struct FoundSlice {
     target: i64,
     /// Rows that nobody can read any more.
     batch: Batch,
+    /// How many these are.
+    rows: u64,
     /// Deleted keys: nothing is left of each unless it was written again since.
     gone: Vec<(Vec<u8>, Revision)>,
     /// First row that was not looked at; `None` when there is no such row.
@@ -70,8 +74,13 @@ impl CompactPass {
     /// Looks at up to `max_rows` rows. `view` is the state after the compaction was accepted, with
     /// all slices before this one written or not.
     pub fn slice(&self, view: &dyn View, max_rows: usize) -> Result<FoundSlice, Fatal> {
-        let mut found =
-            FoundSlice { target: self.target, batch: Batch::new(), gone: Vec::new(), next: None };
+        let mut found = FoundSlice {
+            target: self.target,
+            batch: Batch::new(),
+            rows: 0,
+            gone: Vec::new(),
+            next: None,
+        };
         let mut scan = revision_scan(self.next.main, self.target).uncached();
         scan.lower = Some(revision_bytes(self.next).to_vec().into());
         let mut rows = view.cursor(Family::Key, scan)?;
@@ -90,10 +99,10 @@ impl CompactPass {
             let last = before(row.revision);
             let older = newest_in_history(&mut *history, key, last, &mut buffer)?;
             if let Some((revision, tombstone)) = older {
-                delete(&mut found.batch, key, RowKey { revision, tombstone });
+                found.delete(key, RowKey { revision, tombstone });
             }
             if row.tombstone && row.revision.main < self.target {
-                delete(&mut found.batch, key, row);
+                found.delete(key, row);
                 found.gone.push((key.to_vec(), row.revision));
             }
             rows.next();
@@ -104,6 +113,12 @@ impl CompactPass {
 }
 
 impl FoundSlice {
+    fn delete(&mut self, key: &[u8], row: RowKey) {
+        self.rows += 1;
+        self.batch.delete(Family::Key, row.encode());
+        self.batch.delete(Family::History, history_key(key, row.revision));
+    }
+
     /// Completes the deletions by what only the newest state tells. `pass` is the pass that this
     /// is a part of as it is now, and is moved on; `None` is left when it ends.
     pub(crate) fn take(
@@ -142,7 +157,7 @@ impl FoundSlice {
                 Some(self.target)
             }
         };
-        Ok(Some(CompactSlice { batch: self.batch, finished }))
+        Ok(Some(CompactSlice { batch: self.batch, finished, rows: self.rows }))
     }
 }
 
@@ -152,9 +167,4 @@ fn before(revision: Revision) -> Revision {
         0 => Revision::last(revision.main - 1),
         sub => Revision { sub: sub - 1, ..revision },
     }
-}
-
-fn delete(batch: &mut Batch, key: &[u8], row: RowKey) {
-    batch.delete(Family::Key, row.encode());
-    batch.delete(Family::History, history_key(key, row.revision));
 }

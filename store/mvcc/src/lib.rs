@@ -25,6 +25,7 @@ mod kv;
 pub mod lease;
 mod lease_rows;
 pub mod membership;
+mod op;
 mod overlay;
 mod range;
 mod revision;
@@ -32,6 +33,7 @@ mod span;
 mod state;
 mod state_machine;
 mod stream;
+mod tally;
 #[cfg(test)]
 mod testing;
 pub mod transfer;
@@ -50,6 +52,7 @@ pub use event::{CatchUp, CatchUpLimits, Event, EventKind, RevisionEvents, events
 pub use hash::{HashKv, compaction_hash, hash_all, hash_kv};
 pub use kv::{decode as decode_kv, encode_to as encode_kv_to, kv_at, user_key};
 pub use lease_rows::{MAX_LEASE_TTL, attached_keys, stored_lease, stored_leases};
+pub use op::Op;
 pub use range::range;
 pub use revision::{FRESH, NEVER_COMPACTED, ReadAt, Revision};
 pub use span::KeySpan;
@@ -59,4 +62,5 @@ pub use state_machine::{
     StateMachine,
 };
 pub use stream::RangeChunks;
+pub use tally::Tally;
 pub use txn::{is_read_only_txn, is_serializable_txn, read_txn};

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use mainstay_engine::{Family, View};
+use mainstay_engine::{Family, Scan, View};
 use mainstay_proto::raftpb::ConfState;
 
 use crate::alarm::Alarms;
 use crate::auth::AuthState;
-use crate::buckets::{Bucket, names};
-use crate::keys::RowKey;
+use crate::buckets::{Bucket, LIVE_KEYS, names};
+use crate::keys::{IndexEntry, RowKey};
 use crate::membership::{Member, Membership, json, parse_bucket_key};
 use crate::revision::{FRESH, NEVER_COMPACTED};
 use crate::version::{DowngradeInfo, Version};
@@ -34,6 +34,8 @@ pub struct StateView {
     pub compacted: i64,
     /// Last compaction whose rows are deleted; [`NEVER_COMPACTED`] if none is.
     pub compact_finished: i64,
+    /// Keys that are there now.
+    pub live_keys: u64,
     /// Last applied entry.
     pub applied: LogPosition,
     /// Raft's configuration.
@@ -107,6 +109,7 @@ impl StateView {
             revision,
             compacted,
             compact_finished: finished,
+            live_keys: live_keys(view)?,
             applied: LogPosition {
                 index: number(names::CONSISTENT_INDEX)?,
                 term: number(names::TERM)?,
@@ -119,6 +122,32 @@ impl StateView {
             auth: AuthState::load(view)?,
         })
     }
+}
+
+fn live_keys(view: &dyn View) -> Result<u64, Fatal> {
+    match view.get(Family::System, LIVE_KEYS)? {
+        Some(row) => row[..]
+            .try_into()
+            .map(u64::from_be_bytes)
+            .map_err(|_| Fatal::damaged("family System", LIVE_KEYS, "not eight bytes")),
+        // Nothing was created or deleted since a version without the row.
+        None => count_live_keys(view),
+    }
+}
+
+/// Counts the live keys by looking at all keys.
+pub(crate) fn count_live_keys(view: &dyn View) -> Result<u64, Fatal> {
+    let mut rows = view.cursor(Family::Index, Scan::all().uncached())?;
+    let mut count = 0;
+    rows.seek_to_first();
+    while rows.valid() {
+        let entry = IndexEntry::decode(rows.value())
+            .ok_or_else(|| Fatal::damaged("family Index", rows.key(), "not an index row"))?;
+        count += u64::from(!entry.tombstone);
+        rows.next();
+    }
+    rows.status()?;
+    Ok(count)
 }
 
 fn last_revision(view: &dyn View) -> Result<Option<i64>, Fatal> {

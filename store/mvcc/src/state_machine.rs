@@ -18,7 +18,7 @@ use crate::apply::Applier;
 use crate::compact::{CompactPass, CompactSlice, FoundSlice};
 use crate::membership::MemberChange;
 use crate::version::{SERVER_VERSION, Version};
-use crate::{Error, Fatal, RevisionEvents, StateView};
+use crate::{Error, Fatal, Op, RevisionEvents, StateView, Tally};
 
 /// What this member is configured with, as far as it matters to applying. All members of a cluster
 /// must be configured alike.
@@ -60,6 +60,8 @@ pub struct Applied {
     pub conf_changes: Vec<ConfChangeOutcome>,
     /// Compactions that were accepted, for their hashes.
     pub compactions: Vec<AcceptedCompaction>,
+    /// What the entries did to the keys, for metrics.
+    pub tally: Tally,
 }
 
 /// The answer to one entry.
@@ -69,6 +71,8 @@ pub struct Outcome {
     pub index: u64,
     /// Its term.
     pub term: u64,
+    /// What it asked for; `None` for an empty entry and a change of members.
+    pub op: Option<Op>,
     /// Id by which the member that proposed it knows it; 0 for none.
     pub request_id: u64,
     /// What the client is told.
@@ -204,9 +208,22 @@ impl StateMachine {
         entries: &[Entry],
         waited: &dyn Fn(u64) -> bool,
     ) -> Result<Applied, Fatal> {
+        self.apply_observed(engine, entries, waited, &mut |_| {})
+    }
+
+    /// Like [`StateMachine::apply_for`]; `observe` is called after each entry, for who has a clock.
+    pub fn apply_observed(
+        &mut self,
+        engine: &dyn View,
+        entries: &[Entry],
+        waited: &dyn Fn(u64) -> bool,
+        observe: &mut dyn FnMut(&Outcome),
+    ) -> Result<Applied, Fatal> {
         let mut applier = Applier::new(engine, self.limits, self.state.clone());
         for entry in entries {
-            applier.entry(entry, waited)?;
+            if let Some(outcome) = applier.entry(entry, waited)? {
+                observe(outcome);
+            }
         }
         let (applied, state) = applier.finish();
         self.state = state;

@@ -21,7 +21,7 @@ use mainstay_proto::mvccpb::KeyValue;
 use prost::Message;
 
 use crate::Fatal;
-use crate::buckets::{Bucket, names};
+use crate::buckets::{Bucket, LIVE_KEYS, names};
 use crate::keys::{IndexEntry, RowKey, history_key, history_value, lease_key};
 
 /// Bytes of changes that are written to the engine at one time.
@@ -238,13 +238,11 @@ impl<'e> Importer<'e> {
         Ok(Imported { read: self.read, leased_keys, compaction_pending })
     }
 
-    /// Attaches keys to leases by their newest state. A lease that is not there has no keys, as on
-    /// a real member, where a later lease of the same id would not have them either.
+    /// Attaches keys to leases by their newest state, and counts those that are live. A lease that
+    /// is not there has no keys, as on a real member, where a later lease of the same id would not
+    /// have them either.
     fn attach(&mut self) -> Result<u64, ImportError> {
-        let mut count = 0;
-        if self.leases.is_empty() {
-            return Ok(count);
-        }
+        let (mut count, mut live) = (0, None);
         let view = self.engine.snapshot();
         let mut rows = view.cursor(Family::Index, Scan::all().uncached())?;
         rows.seek_to_first();
@@ -252,6 +250,7 @@ impl<'e> Importer<'e> {
             let entry = IndexEntry::decode(rows.value()).ok_or_else(|| {
                 EngineError::Corrupt("an index row that was just written is not one".to_owned())
             })?;
+            *live.get_or_insert(0_u64) += u64::from(!entry.tombstone);
             if entry.lease != 0 && self.leases.contains(&entry.lease) {
                 count += 1;
                 self.batch.put(Family::LeaseKey, lease_key(entry.lease, rows.key()), Bytes::new());
@@ -262,6 +261,9 @@ impl<'e> Importer<'e> {
             rows.next();
         }
         rows.status()?;
+        if let Some(live) = live {
+            self.batch.put(Family::System, LIVE_KEYS, live.to_be_bytes().to_vec());
+        }
         Ok(count)
     }
 }

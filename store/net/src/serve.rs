@@ -69,6 +69,8 @@ pub struct Options {
     pub write_stall: Option<Duration>,
     /// Connections open at the same time; more wait in the kernel's backlog.
     pub max_connections: usize,
+    /// How many are open; for who wants to look at it.
+    pub open: Arc<AtomicUsize>,
 }
 
 impl Default for Options {
@@ -79,6 +81,7 @@ impl Default for Options {
             keepalive_timeout: Duration::from_secs(20),
             write_stall: None,
             max_connections: 65_536,
+            open: Arc::default(),
         }
     }
 }
@@ -101,7 +104,7 @@ impl Server {
     /// Starts serving; must be called inside a tokio runtime.
     pub fn start(listeners: Vec<Listener>, handler: Arc<dyn Handler>, options: Options) -> Self {
         let (stop, stopped) = watch::channel(false);
-        let open = Arc::new(AtomicUsize::new(0));
+        let open = options.open.clone();
         let mut accepting = JoinSet::new();
         for listener in listeners {
             let task = accept_loop(
@@ -266,11 +269,14 @@ mod tests {
         let url = &parse_urls("http://127.0.0.1:0").unwrap()[0];
         let listener = Listener::bind(url, false).unwrap();
         let address = listener.local_addr().unwrap();
-        let server = Server::start(vec![listener], Arc::new(Echo), Options::default());
+        let options = Options::default();
+        let open = options.open.clone();
+        let server = Server::start(vec![listener], Arc::new(Echo), options);
         let mut garbage = tokio::net::TcpStream::connect(address).await.unwrap();
         garbage.write_all(&[0xff; 4096]).await.unwrap();
         assert!(get(address).await.ends_with("/hello"));
         server.shutdown(Duration::from_secs(1)).await;
+        assert_eq!(open.load(Ordering::Relaxed), 0);
         assert!(tokio::net::TcpStream::connect(address).await.is_err());
     }
 

@@ -84,6 +84,8 @@ pub(crate) struct ApplyLoop {
     pub(crate) marked: u64,
     /// A slice of a compaction is being looked for.
     pub(crate) slicing: bool,
+    /// When the deletions that are under way began.
+    pub(crate) compacting_since: Option<Instant>,
 }
 
 impl ApplyLoop {
@@ -147,16 +149,26 @@ impl ApplyLoop {
         if let Some(last) = entries.last() {
             self.core.leases.before_entries_of(last.term());
         }
-        let mut applied =
-            self.machine.apply_for(&**engine, entries, &|id| waiters.is_waiting(id))?;
+        let metrics = &self.core.metrics;
+        let mut before = started;
+        let mut observe = |outcome: &Outcome| {
+            let now = Instant::now();
+            metrics.applied_entry(outcome, now - before);
+            before = now;
+        };
+        let waited = |id| waiters.is_waiting(id);
+        let mut applied = self.machine.apply_observed(&**engine, entries, &waited, &mut observe)?;
         if applied.is_empty() {
             return Ok(());
         }
         self.follow_storage_version(&generation, &mut applied)?;
         let over_quota = self.over_quota(&generation, entries, &applied);
+        let writing = Instant::now();
         engine.write(std::mem::take(&mut applied.batch))?;
+        metrics.committed(writing.elapsed());
         let published = self.publish(generation);
 
+        metrics.applied(&applied);
         self.tell_watchers(&published, &mut applied);
         self.core.leases.follow(&applied.lease_changes);
         for compaction in &applied.compactions {
@@ -184,7 +196,7 @@ impl ApplyLoop {
                 "apply request took too long"
             );
         }
-        self.core.metrics.applied(index, took, took > expected);
+        self.core.metrics.applied_batch(index, took, took > expected);
         if removed {
             self.leave();
         }
@@ -357,6 +369,7 @@ impl ApplyLoop {
     fn find_slice(&mut self) {
         if let (false, Some(pass)) = (self.slicing, self.machine.compacting()) {
             self.slicing = true;
+            self.compacting_since.get_or_insert_with(Instant::now);
             self.background.find_slice(self.core.published.load_full(), pass);
         }
     }
@@ -368,13 +381,18 @@ impl ApplyLoop {
         generation: &Arc<Generation>,
     ) -> Result<(), ApplyError> {
         self.slicing = false;
+        let started = Instant::now();
         let current = self.core.published.load().generation.clone();
         // What was found in an engine that was replaced since says nothing about this one.
         if Arc::ptr_eq(generation, &current)
             && let Some(slice) = self.machine.take_slice(&**current.engine(), found)?
         {
             current.engine().write(slice.batch)?;
+            let metrics = &self.core.metrics.compaction;
+            metrics.slice(slice.rows, started.elapsed());
             if let Some(revision) = slice.finished {
+                let since = self.compacting_since.take().unwrap_or(started);
+                metrics.finished(since.elapsed());
                 self.publish(current);
                 self.core.compactions_done.advance(revision.unsigned_abs());
                 tracing::info!(revision, "finished a compaction");
@@ -393,6 +411,7 @@ impl ApplyLoop {
             to = index,
             "replacing the state by a snapshot of the leader"
         );
+        self.core.metrics.snapshot_installing.set(1);
         let staged = self.staged.take(index)?.ok_or(ApplyError::NotStaged(index))?;
         let generation = Arc::new(staged.install(&self.home)?);
         self.machine = StateMachine::open(&**generation.engine(), self.machine.limits())?;
@@ -412,7 +431,9 @@ impl ApplyLoop {
             raft.applied(index, Vec::new());
         }
         self.core.installed.send_modify(|count| *count += 1);
+        self.compacting_since = None;
         self.find_slice();
+        self.core.metrics.snapshot_installing.set(0);
         tracing::info!(index, revision = published.revision(), "replaced the state by a snapshot");
         Ok(())
     }

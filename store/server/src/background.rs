@@ -89,7 +89,7 @@ fn mark(core: &Core, published: &Published) {
         core.stop.fatal(format!("flushing the engine failed: {error}"));
         return;
     }
-    core.metrics.engine_flush.observe(started.elapsed().as_secs_f64());
+    core.metrics.own.engine_flush.observe(started.elapsed().as_secs_f64());
     let applied = published.state.applied;
     if let Ok(raft) = core.raft.get() {
         raft.snapshot_taken(walpb::Snapshot {
@@ -117,7 +117,8 @@ fn hash_compaction(core: &Core, published: &Published, compaction: AcceptedCompa
         return;
     }
     // It reads all that there is. Half of the time it leaves processor and disk to others.
-    let mut resumed = Instant::now();
+    let started = Instant::now();
+    let mut resumed = started;
     let mut go_on = || {
         std::thread::sleep(resumed.elapsed().min(LONGEST_REST));
         resumed = Instant::now();
@@ -126,6 +127,7 @@ fn hash_compaction(core: &Core, published: &Published, compaction: AcceptedCompa
     match compaction_hash(&*published.view, previous, revision, &mut go_on) {
         Ok(None) => {}
         Ok(Some(hash)) => {
+            core.metrics.own.compaction_hash.observe(started.elapsed().as_secs_f64());
             core.hashes.keep(HashKv { hash, compact_revision: previous, hash_revision: revision })
         }
         Err(fatal) => core.stop.fatal(format!("hashing a compaction failed: {fatal}")),

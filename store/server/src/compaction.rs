@@ -72,6 +72,11 @@ impl CompactionHashes {
         self.done.send_modify(|count| *count += 1);
     }
 
+    /// All hashes that are kept.
+    pub(crate) fn all(&self) -> Vec<HashKv> {
+        self.state().kept.iter().copied().collect()
+    }
+
     /// There will be no hash for `revision`.
     pub(crate) fn give_up(&self, revision: i64) {
         let _ = self.wanted.compare_exchange(revision, NONE, Ordering::SeqCst, Ordering::SeqCst);

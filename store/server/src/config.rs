@@ -121,6 +121,16 @@ pub struct StoreConfig {
     pub lease_checkpoint_interval: Duration,
     /// How often the leader looks whether a downgrade is complete; zero: never.
     pub downgrade_check_time: Duration,
+    /// How often the leader compares the hashes of compactions on all members; zero: never.
+    pub compact_hash_check_time: Duration,
+    /// How often the leader compares all keys on all members, which reads them all; zero: never.
+    pub corrupt_check_time: Duration,
+    /// Whether a member compares its keys with the others before it serves.
+    pub initial_corrupt_check: bool,
+    /// Whether all alpha features were asked for. Nothing but the metrics page looks at it.
+    pub all_alpha: bool,
+    /// The same of beta features.
+    pub all_beta: bool,
     /// Batches of entries that take longer to apply are logged and counted.
     pub warning_apply_duration: Duration,
 
@@ -201,6 +211,11 @@ impl StoreConfig {
             lease_checkpoint: false,
             lease_checkpoint_interval: Duration::from_secs(300),
             downgrade_check_time: Duration::from_secs(5),
+            compact_hash_check_time: Duration::from_secs(60),
+            corrupt_check_time: Duration::ZERO,
+            initial_corrupt_check: false,
+            all_alpha: false,
+            all_beta: false,
             warning_apply_duration: Duration::from_millis(100),
             engine: EngineKind::default(),
         }

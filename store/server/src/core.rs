@@ -14,7 +14,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use mainstay_consensus::{Handle, Refused};
 use mainstay_engine::{Usage, View};
-use mainstay_mvcc::{ReadAt, Response, StateView};
+use mainstay_mvcc::{Op, ReadAt, Response, StateView};
 use mainstay_proto::etcdserverpb::{InternalRaftRequest, RequestHeader, ResponseHeader};
 use mainstay_watch::{WatchHandle, WatchRequests, WatchResponses};
 use prost::Message as _;
@@ -56,6 +56,7 @@ impl Published {
     pub(crate) fn new(state: StateView, generation: Arc<Generation>, member_id: u64) -> Self {
         let view = generation.engine().snapshot();
         let sole_voter = state.conf_state.voters == [member_id];
+        generation.view_opened();
         Self { view, state, sole_voter, generation }
     }
 
@@ -65,6 +66,12 @@ impl Published {
 
     pub(crate) fn revision(&self) -> i64 {
         self.state.revision
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        self.generation.view_closed();
     }
 }
 
@@ -137,6 +144,11 @@ impl Core {
     /// How many large reads may run at a time.
     pub(crate) fn large_reads() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(LARGE_READS))
+    }
+
+    /// How many large reads run now.
+    pub(crate) fn large_reads_running(&self) -> usize {
+        LARGE_READS.saturating_sub(self.large_reads.available_permits())
     }
 
     /// Ids of this member and its cluster.
@@ -313,9 +325,10 @@ impl Core {
 
     /// Proposes a request and waits until this member has applied it.
     pub(crate) async fn propose(&self, request: InternalRaftRequest) -> Result<Response> {
-        let (id, data) = self.encode(request)?;
-        self.enter_log(id, |handle, deadline, refused| handle.propose(data, deadline, refused))
-            .await
+        self.timed(request, |data, handle, deadline, refused| {
+            handle.propose(data, deadline, refused)
+        })
+        .await
     }
 
     /// Proposes what only the leader of `term` may decide. It is not passed on to another leader.
@@ -324,20 +337,40 @@ impl Core {
         request: InternalRaftRequest,
         term: u64,
     ) -> Result<Response> {
-        let (id, data) = self.encode(request)?;
-        self.enter_log(id, |handle, deadline, refused| {
+        self.timed(request, |data, handle, deadline, refused| {
             handle.propose_as_leader(data, term, deadline, refused)
         })
         .await
     }
 
-    /// The entry of a request and the id under which it is answered.
-    fn encode(&self, mut request: InternalRaftRequest) -> Result<(u64, Bytes)> {
+    /// Puts a request into the log and counts how long its answer took.
+    async fn timed(
+        &self,
+        request: InternalRaftRequest,
+        propose: impl FnOnce(Bytes, &Handle, Instant, OnRefused) -> Result<(), Refused>,
+    ) -> Result<Response> {
+        self.refuse_when_behind(&request)?;
+        let mut timed = Timed::new(&self.metrics, Op::of(&request));
+        let (id, data) = self.encode(request)?;
+        let answer = self
+            .answer_of(id, |handle, deadline, refused| propose(data, handle, deadline, refused));
+        let answer = answer.await?;
+        timed.answered = true;
+        answer
+    }
+
+    fn refuse_when_behind(&self, request: &InternalRaftRequest) -> Result<()> {
         let behind = self.committed.load(Ordering::Relaxed).saturating_sub(self.applied.get());
         let relieves = request.lease_revoke.is_some();
         if behind > if relieves { MAX_APPLY_LAG_PRIORITY } else { MAX_APPLY_LAG } {
+            self.metrics.own.apply_lag_refused.inc();
             return Err(Error::TooManyRequests);
         }
+        Ok(())
+    }
+
+    /// The entry of a request and the id under which it is answered.
+    fn encode(&self, mut request: InternalRaftRequest) -> Result<(u64, Bytes)> {
         let id = self.ids.next();
         request.header = Some(RequestHeader { id, ..RequestHeader::default() });
         if request.encoded_len() > self.config.max_request_bytes {
@@ -350,8 +383,17 @@ impl Core {
     pub(crate) async fn enter_log(
         &self,
         id: u64,
-        propose: impl FnOnce(&Handle, Instant, Box<dyn FnOnce(Refused) + Send>) -> Result<(), Refused>,
+        propose: impl FnOnce(&Handle, Instant, OnRefused) -> Result<(), Refused>,
     ) -> Result<Response> {
+        self.answer_of(id, propose).await?
+    }
+
+    /// What the apply thread answers, or why there is no answer.
+    async fn answer_of(
+        &self,
+        id: u64,
+        propose: impl FnOnce(&Handle, Instant, OnRefused) -> Result<(), Refused>,
+    ) -> Result<Result<Response>> {
         if self.stop.is_stopped() {
             return Err(Error::Stopped);
         }
@@ -360,24 +402,20 @@ impl Core {
         let mut waiter = self.waiters.register(id);
         let waiters = self.waiters.clone();
         let on_refused = move |reason| waiters.answer(id, Answer::Refused(reason));
-        if let Err(reason) = propose(self.raft.get()?, deadline, Box::new(on_refused)) {
-            self.metrics.proposals_failed.inc();
-            return Err(refused(reason));
-        }
-        self.metrics.proposals_pending.inc();
-        let answer = tokio::time::timeout_at(deadline.into(), waiter.wait()).await;
-        self.metrics.proposals_pending.dec();
-        match answer {
-            Ok(Some(Answer::Applied(result))) => self.guard(*result),
-            Ok(Some(Answer::Refused(reason))) => {
-                self.metrics.proposals_failed.inc();
-                Err(refused(reason))
+        let handle = self.raft.get()?;
+        let mut pending = Pending::new(&self.metrics);
+        propose(handle, deadline, Box::new(on_refused)).map_err(refused)?;
+        match tokio::time::timeout_at(deadline.into(), waiter.wait()).await {
+            Ok(Some(Answer::Applied(result))) => {
+                pending.failed = false;
+                Ok(self.guard(*result))
             }
-            Ok(None) => Err(Error::Stopped),
-            Err(_) => {
-                self.metrics.proposals_failed.inc();
-                Err(self.timeout_since(started))
+            Ok(Some(Answer::Refused(reason))) => Err(refused(reason)),
+            Ok(None) => {
+                pending.failed = false;
+                Err(Error::Stopped)
             }
+            Err(_) => Err(self.timeout_since(started)),
         }
     }
 
@@ -409,6 +447,51 @@ impl Core {
     pub(crate) fn connected(&self, ids: impl Iterator<Item = u64>, since: Instant) -> usize {
         let own = self.identity.member_id;
         ids.filter(|id| *id == own || self.network.connected_since(*id, since)).count()
+    }
+}
+
+/// Tells the proposer that his proposal is not in the log.
+type OnRefused = Box<dyn FnOnce(Refused) + Send>;
+
+/// A proposal that waits for its answer; without one, or when nobody waits any more, it failed.
+struct Pending<'m> {
+    metrics: &'m Metrics,
+    failed: bool,
+}
+
+impl<'m> Pending<'m> {
+    fn new(metrics: &'m Metrics) -> Self {
+        metrics.proposals_pending.inc();
+        Self { metrics, failed: true }
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        self.metrics.proposals_pending.dec();
+        if self.failed {
+            self.metrics.proposals_failed.inc();
+        }
+    }
+}
+
+/// A request whose answer is waited for; dropping it counts the time.
+pub(crate) struct Timed<'m> {
+    metrics: &'m Metrics,
+    op: Op,
+    started: Instant,
+    pub(crate) answered: bool,
+}
+
+impl<'m> Timed<'m> {
+    pub(crate) fn new(metrics: &'m Metrics, op: Op) -> Self {
+        Self { metrics, op, started: Instant::now(), answered: false }
+    }
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        self.metrics.request(self.op, self.answered, self.started.elapsed());
     }
 }
 

@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use mainstay_engine::{Engine, EngineError, MemEngine};
 
@@ -89,6 +89,8 @@ fn io_error(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> HomeE
 /// One generation that is open. Its directory goes when it is retired and the last user drops it.
 pub(crate) struct Generation {
     engine: Arc<dyn Engine>,
+    /// Published states that somebody still has.
+    views: AtomicUsize,
     /// After the engine: files are unlinked when it has let go of them.
     directory: Option<Directory>,
 }
@@ -101,6 +103,19 @@ struct Directory {
 impl Generation {
     pub(crate) fn engine(&self) -> &Arc<dyn Engine> {
         &self.engine
+    }
+
+    pub(crate) fn view_opened(&self) {
+        self.views.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn view_closed(&self) {
+        self.views.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Views of the engine that somebody still has.
+    pub(crate) fn open_views(&self) -> usize {
+        self.views.load(Ordering::Relaxed)
     }
 
     /// Another generation is current now: this one's directory is of no use any more.
@@ -258,7 +273,7 @@ impl EngineHome {
             }
         };
         let directory = directory.map(|path| Directory { path, retired: false.into() });
-        Ok(Generation { engine, directory })
+        Ok(Generation { engine, views: AtomicUsize::new(0), directory })
     }
 
     fn open_error(&self, source: EngineError) -> HomeError {

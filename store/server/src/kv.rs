@@ -5,9 +5,10 @@
 //! state, large ones on threads of their own so that they don't hold up small ones.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use mainstay_mvcc as mvcc;
-use mainstay_mvcc::{RangeChunks, Response};
+use mainstay_mvcc::{Op as Kind, RangeChunks, Response};
 use mainstay_proto::etcdserverpb::request_op::Request as Op;
 use mainstay_proto::etcdserverpb::{
     AlarmRequest, AlarmType, CompactionRequest, CompactionResponse, DeleteRangeRequest,
@@ -16,7 +17,7 @@ use mainstay_proto::etcdserverpb::{
 };
 use tokio::sync::mpsc;
 
-use crate::core::{Core, Published};
+use crate::core::{Core, Published, Timed};
 use crate::error::{Error, Result};
 use crate::quota;
 
@@ -50,14 +51,21 @@ impl Core {
     /// Reads keys.
     pub async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         mvcc::check_range(&request)?;
+        let mut timed = Timed::new(&self.metrics, Kind::Range);
         if !request.serializable {
             self.catch_up().await?;
         }
         let large = is_large(&request);
-        let mut response =
-            self.read(large, move |at| mvcc::range(&*at.view, at.at(), &request)).await?;
+        let read = move |at: &Published| {
+            let started = Instant::now();
+            let response = mvcc::range(&*at.view, at.at(), &request);
+            Ok((response, started.elapsed()))
+        };
+        let (response, took) = self.read(large, read).await?;
+        self.metrics.range(response.is_ok(), took);
+        let mut response = self.guard(response)?;
         self.complete(&mut response.header);
-        self.metrics.range_total.inc();
+        timed.answered = true;
         Ok(response)
     }
 
@@ -79,7 +87,12 @@ impl Core {
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
             loop {
-                let chunk = match core.guard(chunks.next(&*published.view)) {
+                let started = Instant::now();
+                let chunk = core.guard(chunks.next(&*published.view));
+                if !matches!(chunk, Ok(None)) {
+                    core.metrics.range(chunk.is_ok(), started.elapsed());
+                }
+                let chunk = match chunk {
                     Ok(None) => break,
                     Ok(Some(mut chunk)) => {
                         if chunk.header.is_some() {
@@ -105,7 +118,6 @@ impl Core {
         let request = InternalRaftRequest { put: Some(request), ..Default::default() };
         let mut response = expect_response!(self, self.propose(request).await?, Put);
         self.complete(&mut response.header);
-        self.metrics.put_total.inc();
         Ok(response)
     }
 
@@ -115,7 +127,6 @@ impl Core {
         let request = InternalRaftRequest { delete_range: Some(request), ..Default::default() };
         let mut response = expect_response!(self, self.propose(request).await?, DeleteRange);
         self.complete(&mut response.header);
-        self.metrics.delete_total.inc();
         Ok(response)
     }
 
@@ -123,13 +134,18 @@ impl Core {
     pub async fn txn(&self, request: TxnRequest) -> Result<TxnResponse> {
         mvcc::check_txn(&request, self.config.max_txn_ops)?;
         self.check_quota(quota::cost_of_txn(&request)).await?;
-        self.metrics.txn_total.inc();
         let mut response = if mvcc::is_read_only_txn(&request) {
             if !mvcc::is_serializable_txn(&request) {
                 self.catch_up().await?;
             }
             let large = ops(&request).any(|op| matches!(op, Op::RequestRange(r) if is_large(r)));
-            self.read(large, move |at| mvcc::read_txn(&*at.view, at.at(), &request)).await?
+            let (started, compares) = (Instant::now(), request.compare.len());
+            let read = move |at: &Published| mvcc::read_txn(&*at.view, at.at(), &request);
+            let response = self.read(large, read).await;
+            let ranges =
+                response.as_ref().map_or(0, |response| compares + response.responses.len());
+            self.metrics.read_txn(ranges, response.is_ok(), started.elapsed());
+            response?
         } else {
             let request = InternalRaftRequest { txn: Some(request), ..Default::default() };
             expect_response!(self, self.propose(request).await?, Txn)
@@ -189,6 +205,7 @@ impl Core {
         if cost == 0 || self.usage().total_bytes + cost < quota {
             return Ok(());
         }
+        self.metrics.own.quota_refused.inc();
         let alarm = AlarmRequest {
             action: AlarmAction::Activate as i32,
             member_id: self.identity.member_id,

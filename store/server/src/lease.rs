@@ -44,7 +44,6 @@ impl Core {
         let request = pb::InternalRaftRequest { lease_grant: Some(request), ..Default::default() };
         let mut response = expect_response!(self, self.propose(request).await?, LeaseGrant);
         self.complete(&mut response.header);
-        self.metrics.lease_granted.inc();
         Ok(response)
     }
 
@@ -56,7 +55,6 @@ impl Core {
         let request = pb::InternalRaftRequest { lease_revoke: Some(request), ..Default::default() };
         let mut response = expect_response!(self, self.propose(request).await?, LeaseRevoke);
         self.complete(&mut response.header);
-        self.metrics.lease_revoked.inc();
         Ok(response)
     }
 

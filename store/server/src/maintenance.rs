@@ -2,7 +2,9 @@
 //!
 //! Input: requests of operators. Output: responses with headers where etcd has them.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use mainstay_engine::Family;
 use mainstay_mvcc as mvcc;
@@ -13,10 +15,14 @@ use mainstay_proto::etcdserverpb as pb;
 use mainstay_proto::etcdserverpb::downgrade_request::DowngradeAction;
 use mainstay_proto::membershippb::DowngradeInfoSetRequest;
 
-use crate::core::Core;
+use crate::core::{Core, Published};
+use crate::engine_home::Generation;
 use crate::error::{Error, Result};
 use crate::kv::expect_response;
 use crate::version;
+
+/// Pause between two looks whether space is still being given back.
+const RECLAIM_LOOK: Duration = Duration::from_millis(20);
 
 impl Core {
     /// How this member is, by what it knows itself.
@@ -69,16 +75,39 @@ impl Core {
     }
 
     /// Starts to give back space, and answers at once: nothing stops meanwhile.
-    pub fn defragment(&self) -> Result<pb::DefragmentResponse> {
-        let reclaimed = self.published.load().generation.engine().reclaim();
-        self.guard(reclaimed.map_err(Error::from))?;
+    pub fn defragment(self: &Arc<Self>) -> Result<pb::DefragmentResponse> {
+        let generation = self.published.load().generation.clone();
+        self.guard(generation.engine().reclaim().map_err(Error::from))?;
+        self.time_defragment(generation);
         Ok(pb::DefragmentResponse::default())
+    }
+
+    /// Sees how long the engine is at it. Asked again meanwhile, it goes on for longer, and that is
+    /// one time.
+    fn time_defragment(self: &Arc<Self>, generation: Arc<Generation>) {
+        let inflight = &self.metrics.defrag_inflight;
+        inflight.inc();
+        if inflight.get() > 1 {
+            inflight.dec();
+            return;
+        }
+        let core = self.clone();
+        let started = Instant::now();
+        tokio::spawn(async move {
+            while !core.stop.is_stopped() && !generation.engine().wait_reclaimed(Duration::ZERO) {
+                tokio::time::sleep(RECLAIM_LOOK).await;
+            }
+            core.metrics.defrag.observe(started.elapsed().as_secs_f64());
+            core.metrics.defrag_inflight.set(0);
+        });
     }
 
     /// The hash of everything on this member.
     pub async fn hash(&self) -> Result<pb::HashResponse> {
+        let started = Instant::now();
         let (hash, revision) =
             self.read(true, |at| Ok((mvcc::hash_all(&*at.view)?, at.revision()))).await?;
+        self.metrics.hash.observe(started.elapsed().as_secs_f64());
         Ok(pb::HashResponse { header: Some(self.header_at(revision)), hash })
     }
 
@@ -102,8 +131,12 @@ impl Core {
         {
             return Ok((kept, self.published.load().revision()));
         }
-        self.read(true, move |at| Ok((mvcc::hash_kv(&*at.view, at.at(), revision)?, at.revision())))
-            .await
+        let started = Instant::now();
+        let read =
+            move |at: &Published| Ok((mvcc::hash_kv(&*at.view, at.at(), revision)?, at.revision()));
+        let hash = self.read(true, read).await;
+        self.metrics.hash_by_revision.observe(started.elapsed().as_secs_f64());
+        hash
     }
 
     /// The storage version of this member's data, once it is decided.

@@ -101,7 +101,8 @@ impl Member {
         let snap_dir = config.snap_dir();
         let state = machine.status();
         let applied = state.applied.index;
-        let staged = Arc::new(StagedSnapshots::new(home.clone(), snap_dir, limits, applied));
+        let staged = StagedSnapshots::new(home.clone(), snap_dir, limits, applied, metrics.clone());
+        let staged = Arc::new(staged);
         let published = Arc::new(Published::new(state.clone(), generation, own));
         let on_fatal = Arc::new(StopState::new(hook));
         let (watch, handle) = start_watch(&config, identity, &published, &on_fatal)?;
@@ -170,6 +171,7 @@ impl Member {
             runtime: runtime.clone(),
             marked,
             slicing: false,
+            compacting_since: None,
         };
         let apply = std::thread::Builder::new()
             .name("apply".into())

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mainstay_consensus::{Pinned, Transport};
-use mainstay_mvcc::StateView;
 use mainstay_mvcc::membership::{Member, MemberChange};
 use mainstay_mvcc::version::Version;
+use mainstay_mvcc::{HashKv, StateView};
 use mainstay_peer::{
     Client, ClientError, LeaseError, LeaseTimeToLive, MemberInfo, Peers, PromoteError,
 };
 use mainstay_proto::etcdserverpb as pb;
 use mainstay_proto::raftpb::Message;
 
+use crate::corruption::PeerHash;
 use crate::error::{Error, NOT_PRIMARY, Result};
 
 /// The other members as this one reaches them.
@@ -113,6 +114,32 @@ impl Network {
             Ok(versions) => versions.server.parse().ok(),
             Err(error) => {
                 tracing::warn!(member = format!("{:x}", member.id), %error, "failed to get version");
+                None
+            }
+        }
+    }
+
+    /// What a member's hash is at a revision; `None` when it does not say.
+    pub(crate) async fn hash_of(
+        &self,
+        member: &Member,
+        cluster: u64,
+        revision: i64,
+        within: Duration,
+    ) -> Option<PeerHash> {
+        let client = self.client(within).ok()?;
+        match client.hash_kv(member.peer_urls(), cluster, revision).await {
+            Ok(answer) => Some(PeerHash {
+                revision: answer.revision,
+                hash: HashKv {
+                    hash: answer.hash,
+                    compact_revision: answer.compact_revision,
+                    hash_revision: answer.hash_revision,
+                },
+            }),
+            Err(error) => {
+                let member = format!("{:x}", member.id);
+                tracing::warn!(member, revision, %error, "failed hash kv request");
                 None
             }
         }

@@ -75,11 +75,12 @@ impl Host for PeerHost {
         _message: &Message,
         pinned: Pinned,
     ) -> BoxFuture<'static, io::Result<SnapshotBody>> {
+        let metrics = self.core.metrics.clone();
         async move {
             let published = pinned
                 .downcast::<Published>()
                 .map_err(|_| io::Error::other("the snapshot is not of this member"))?;
-            for_peer(published).await
+            for_peer(published, metrics).await
         }
         .boxed()
     }

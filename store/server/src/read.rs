@@ -7,6 +7,7 @@
 //! under load one round serves everybody who came meanwhile.
 //! **Invariant:** a reader is answered only by a round that was sent after it had joined.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,8 @@ pub(crate) struct ReadRounds<S> {
     next_context: Box<dyn Fn() -> u64 + Send + Sync>,
     timeout: Duration,
     state: Mutex<State>,
+    slow: AtomicU64,
+    failed: AtomicU64,
 }
 
 impl<S: ReadIndexSource> ReadRounds<S> {
@@ -60,7 +63,24 @@ impl<S: ReadIndexSource> ReadRounds<S> {
         timeout: Duration,
     ) -> Self {
         let next_context = Box::new(next_context);
-        Self { source, next_context, timeout, state: Mutex::default() }
+        Self {
+            source,
+            next_context,
+            timeout,
+            state: Mutex::default(),
+            slow: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+        }
+    }
+
+    /// Answers that came when nobody waited for them any more, and rounds that got none in time.
+    pub(crate) fn slow(&self) -> u64 {
+        self.slow.load(Ordering::Relaxed)
+    }
+
+    /// Rounds that could not be asked, or were lost with their leader.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -99,7 +119,10 @@ impl<S: ReadIndexSource> ReadRounds<S> {
                     readers,
                 });
             }
-            Err(error) => answer(readers, &Err(error)),
+            Err(error) => {
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                answer(readers, &Err(error));
+            }
         }
     }
 
@@ -107,6 +130,7 @@ impl<S: ReadIndexSource> ReadRounds<S> {
     pub(crate) fn answered(&self, context: u64, index: u64) {
         let mut state = self.state();
         let Some(at) = state.rounds.iter().position(|r| r.contexts.contains(&context)) else {
+            self.slow.fetch_add(1, Ordering::Relaxed);
             return;
         };
         let round = state.rounds.swap_remove(at);
@@ -145,6 +169,7 @@ impl<S: ReadIndexSource> ReadRounds<S> {
     fn fail_all(&self, error: Error) {
         let mut state = self.state();
         let rounds = std::mem::take(&mut state.rounds);
+        self.failed.fetch_add(rounds.len() as u64, Ordering::Relaxed);
         // Who is in the open round was not sent anywhere yet, but a full set of rounds had kept it
         // waiting; the next round is free now.
         if state.stopped {
@@ -168,6 +193,7 @@ impl<S: ReadIndexSource> ReadRounds<S> {
         while at < state.rounds.len() {
             let round = &mut state.rounds[at];
             if now.duration_since(round.started) >= self.timeout {
+                self.slow.fetch_add(1, Ordering::Relaxed);
                 ended.push((state.rounds.swap_remove(at).readers, Error::Timeout));
                 continue;
             }
@@ -179,6 +205,7 @@ impl<S: ReadIndexSource> ReadRounds<S> {
                         round.sent = now;
                     }
                     Err(error) => {
+                        self.failed.fetch_add(1, Ordering::Relaxed);
                         ended.push((state.rounds.swap_remove(at).readers, error));
                         continue;
                     }
@@ -204,7 +231,6 @@ fn answer(readers: Vec<Reader>, result: &Result<u64>) {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
 
     #[derive(Clone, Default)]
     struct Asked(Arc<Mutex<Vec<u64>>>);
@@ -263,7 +289,9 @@ mod tests {
         assert_eq!(*asked.0.lock().unwrap(), [1, 2]);
         rounds.answered(1, 5);
         assert_eq!(task.await.unwrap(), Ok(5));
+        assert_eq!((rounds.slow(), rounds.failed()), (0, 0));
         rounds.answered(2, 6);
+        assert_eq!((rounds.slow(), rounds.failed()), (1, 0));
     }
 
     #[tokio::test]

@@ -8,16 +8,21 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use mainstay_net::{Body, Handler, Listener, Options, Server};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::core::Core;
+use crate::gateway;
+use crate::gateway::access::{self, Access};
 use crate::http::{HttpSide, Paths};
+use crate::metrics::register::Register;
+use crate::rpc::body::RequestBody;
 use crate::rpc::{self, Api, ApiOptions};
 use crate::store::Store;
 
@@ -38,6 +43,12 @@ pub struct ServeOptions {
     pub extensive_metrics: bool,
     /// Unary requests that take longer are logged.
     pub slow_request: Duration,
+    /// Whether calls are served as JSON too.
+    pub gateway: bool,
+    /// Origins whose pages may use the HTTP side; empty, or with a `*`: all.
+    pub cors: Vec<String>,
+    /// Host headers that are answered without TLS; empty, or with a `*`: all.
+    pub host_whitelist: Vec<String>,
 }
 
 impl Default for ServeOptions {
@@ -51,6 +62,9 @@ impl Default for ServeOptions {
             reflection: false,
             extensive_metrics: false,
             slow_request: Duration::from_millis(300),
+            gateway: true,
+            cors: Vec::new(),
+            host_whitelist: Vec::new(),
         }
     }
 }
@@ -92,18 +106,32 @@ impl Serving {
             keepalive_timeout: options.keepalive_timeout,
             ..Options::default()
         };
+        let access = Arc::new(Access::new(options.cors, options.host_whitelist));
+        let gateway = options.gateway;
         let traffic = if clients_http.is_empty() { Traffic::Both } else { Traffic::Grpc };
         let stop = watch::Sender::new(None);
         let mut servers = Vec::new();
-        for (listeners, traffic) in
-            [(clients, traffic), (clients_http, Traffic::Http), (metrics, Traffic::Metrics)]
-        {
+        for (name, listeners, traffic) in [
+            ("client", clients, traffic),
+            ("client-http", clients_http, Traffic::Http),
+            ("metrics", metrics, Traffic::Metrics),
+        ] {
+            // Each has a limit of its own.
+            let net = Options { open: Arc::default(), ..net.clone() };
+            let open = net.open.clone();
+            Register(core.registry()).looked(
+                "mainstay_connections",
+                "Connections that are open, by kind of listener.",
+                Some(("listener", name)),
+                move || open.load(Ordering::Relaxed) as f64,
+            );
             if listeners.is_empty() {
                 continue;
             }
             let wait_for = (traffic != Traffic::Metrics).then(|| core.clone());
-            let handler = Arc::new(Front { api: api.clone(), http: http.clone(), traffic });
-            let serving = serve(listeners, handler, net.clone(), wait_for, stop.subscribe());
+            let (api, http, access) = (api.clone(), http.clone(), access.clone());
+            let handler = Arc::new(Front { api, http, access, gateway, traffic });
+            let serving = serve(listeners, handler, net, wait_for, stop.subscribe());
             servers.push(tokio::spawn(serving));
         }
         let leader = tokio::spawn(api.watch_leader());
@@ -170,10 +198,12 @@ enum Traffic {
     Metrics,
 }
 
-/// Splits gRPC from HTTP.
+/// Splits gRPC, the gateway and the rest of HTTP.
 struct Front {
     api: Arc<Api>,
     http: Arc<HttpSide>,
+    access: Arc<Access>,
+    gateway: bool,
     traffic: Traffic,
 }
 
@@ -182,13 +212,34 @@ impl Handler for Front {
         &self,
         request: Request<Incoming>,
     ) -> Pin<Box<dyn Future<Output = Response<Body>> + Send + 'static>> {
-        let paths = match self.traffic {
-            Traffic::Both if rpc::is_grpc(&request) => return rpc::answer(&self.api, request),
-            Traffic::Grpc => return rpc::answer_grpc_only(&self.api, request),
-            Traffic::Both | Traffic::Http => Paths::Client,
-            Traffic::Metrics => Paths::Metrics,
-        };
-        let http = self.http.clone();
-        Box::pin(async move { http.answer(paths, &request).await })
+        let wire = |request: Request<Incoming>| request.map(RequestBody::Wire);
+        match self.traffic {
+            Traffic::Both if rpc::is_grpc(&request) => {
+                return rpc::answer(&self.api, wire(request));
+            }
+            Traffic::Grpc => return rpc::answer_grpc_only(&self.api, wire(request)),
+            Traffic::Metrics => {
+                let http = self.http.clone();
+                return Box::pin(async move { http.answer(Paths::Metrics, &request).await });
+            }
+            Traffic::Both | Traffic::Http => {}
+        }
+        let (api, http, access) = (self.api.clone(), self.http.clone(), self.access.clone());
+        let gateway = self.gateway && gateway::is_below(request.uri().path());
+        Box::pin(async move {
+            if let Some(host) = access.unknown_host(&request) {
+                return http.misdirected(&host);
+            }
+            let origin = access::origin(&request);
+            let mut response = if request.method() == Method::OPTIONS {
+                Response::new(mainstay_net::full(""))
+            } else if gateway {
+                gateway::answer(&api, request).await
+            } else {
+                http.answer(Paths::Client, &request).await
+            };
+            access.tell_origin(origin.as_ref(), response.headers_mut());
+            response
+        })
     }
 }

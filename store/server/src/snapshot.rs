@@ -13,6 +13,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -31,6 +32,7 @@ use tokio::sync::mpsc;
 use crate::core::{Core, Published};
 use crate::engine_home::{EngineHome, HomeError, Staged};
 use crate::error::{Error, Result};
+use crate::metrics::Metrics;
 
 /// Bytes of one piece on the way to a peer.
 const PEER_CHUNK: usize = 256 << 10;
@@ -60,7 +62,12 @@ pub(crate) struct Database {
 }
 
 /// Starts to make the database file of a published state.
-pub(crate) async fn database(published: Arc<Published>, chunk: usize) -> io::Result<Database> {
+pub(crate) async fn database(
+    published: Arc<Published>,
+    chunk: usize,
+    metrics: Arc<Metrics>,
+) -> io::Result<Database> {
+    let started = Instant::now();
     let measured = tokio::task::spawn_blocking(move || {
         let plan = Plan::measure(bucket_names(), &PublishedRows(&published));
         plan.map(|plan| (plan, published)).map_err(io::Error::other)
@@ -77,13 +84,17 @@ pub(crate) async fn database(published: Arc<Published>, chunk: usize) -> io::Res
                 let _ = sender.blocking_send(Err(io::Error::other(error.to_string())));
             }
         }
+        metrics.snapshot.observe(started.elapsed().as_secs_f64());
     });
     Ok(Database { len, chunks })
 }
 
 /// The database file for a peer.
-pub(crate) async fn for_peer(published: Arc<Published>) -> io::Result<SnapshotBody> {
-    let Database { len, mut chunks } = database(published, PEER_CHUNK).await?;
+pub(crate) async fn for_peer(
+    published: Arc<Published>,
+    metrics: Arc<Metrics>,
+) -> io::Result<SnapshotBody> {
+    let Database { len, mut chunks } = database(published, PEER_CHUNK, metrics).await?;
     let chunks = futures_util::stream::poll_fn(move |context| chunks.poll_recv(context)).boxed();
     Ok(SnapshotBody { len, chunks })
 }
@@ -94,7 +105,7 @@ impl Core {
     pub async fn snapshot(self: &Arc<Self>) -> Result<mpsc::Receiver<Result<SnapshotResponse>>> {
         let published = self.published.load_full();
         let version = self.storage_version().unwrap_or_default();
-        let made = database(published, CLIENT_CHUNK).await;
+        let made = database(published, CLIENT_CHUNK, self.metrics.clone()).await;
         let Database { len, mut chunks } =
             made.map_err(|error| Error::Raw(error.to_string().into()))?;
         let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD);
@@ -155,6 +166,7 @@ pub(crate) struct StagedSnapshots {
     home: Arc<EngineHome>,
     directory: PathBuf,
     limits: Limits,
+    metrics: Arc<Metrics>,
     /// One is received at a time.
     receiving: tokio::sync::Mutex<()>,
     waiting: Mutex<Waiting>,
@@ -173,10 +185,11 @@ impl StagedSnapshots {
         directory: PathBuf,
         limits: Limits,
         applied: u64,
+        metrics: Arc<Metrics>,
     ) -> Self {
         let waiting = Waiting { staged: BTreeMap::new(), taken: applied };
         let receiving = tokio::sync::Mutex::default();
-        Self { home, directory, limits, receiving, waiting: Mutex::new(waiting) }
+        Self { home, directory, limits, metrics, receiving, waiting: Mutex::new(waiting) }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -222,6 +235,7 @@ impl StagedSnapshots {
             return Ok(());
         }
         let path = self.directory.join(format!("{index:016x}.snap.db"));
+        let started = Instant::now();
         let file = File::create(&path).map_err(ReceiveError::Store)?;
         let (sender, chunks) = mpsc::channel::<Bytes>(CHUNKS_AHEAD);
         let written = tokio::task::spawn_blocking(move || write_all(file, chunks));
@@ -245,9 +259,15 @@ impl StagedSnapshots {
             Some(error) => Err(ReceiveError::Receive(error)),
             None => written.map_err(ReceiveError::Store),
         };
-        if let Err(error) = result {
-            let _ = fs::remove_file(&path);
-            return Err(error);
+        match result {
+            Ok(fsync) => {
+                self.metrics.snapshot_received_fsync.observe(fsync.as_secs_f64());
+                self.metrics.snapshot_received.observe(started.elapsed().as_secs_f64());
+            }
+            Err(error) => {
+                let _ = fs::remove_file(&path);
+                return Err(error);
+            }
         }
         let staged = {
             let (this, path) = (self.clone(), path.clone());
@@ -257,6 +277,7 @@ impl StagedSnapshots {
         let _ = fs::remove_file(&path);
         let staged = staged.map_err(|_| ReceiveError::Stopped)??;
         self.waiting().staged.insert(index, staged);
+        self.metrics.own.snapshots_staged.inc();
         Ok(())
     }
 
@@ -304,12 +325,14 @@ impl StagedSnapshots {
     }
 }
 
-/// Writes what comes until the sender is gone, and makes it durable.
-fn write_all(mut file: File, mut chunks: mpsc::Receiver<Bytes>) -> io::Result<()> {
+/// Writes what comes until the sender is gone, and makes it durable; tells how long that took.
+fn write_all(mut file: File, mut chunks: mpsc::Receiver<Bytes>) -> io::Result<Duration> {
     while let Some(chunk) = chunks.blocking_recv() {
         file.write_all(&chunk)?;
     }
-    file.sync_all()
+    let started = Instant::now();
+    file.sync_all()?;
+    Ok(started.elapsed())
 }
 
 #[cfg(test)]
@@ -350,13 +373,15 @@ mod tests {
     }
 
     async fn body(published: &Arc<Published>) -> IncomingSnapshot {
-        let SnapshotBody { len, chunks } = for_peer(published.clone()).await.unwrap();
+        let SnapshotBody { len, chunks } =
+            for_peer(published.clone(), Arc::new(Metrics::new())).await.unwrap();
         IncomingSnapshot { len: Some(len), chunks }
     }
 
     fn staged(dir: &Path, applied: u64) -> Arc<StagedSnapshots> {
         let limits = Limits::default();
-        Arc::new(StagedSnapshots::new(home(dir), dir.to_owned(), limits, applied))
+        let metrics = Arc::new(Metrics::new());
+        Arc::new(StagedSnapshots::new(home(dir), dir.to_owned(), limits, applied, metrics))
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ use mainstay_proto::membershippb::{
 
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::{auto_compaction, lease, version, waiting};
+use crate::{auto_compaction, corruption, lease, version, waiting};
 
 /// How often the leader asks all members for their versions.
 const VERSION_INTERVAL: Duration = Duration::from_secs(4);
@@ -41,6 +41,7 @@ pub(crate) async fn run(core: Arc<Core>) {
             watch_engine(core.clone()),
             auto_compaction::run(core.clone()),
             waiting::run(core.clone()),
+            corruption::run(core.clone()),
         )
     };
     tokio::select! {
@@ -52,6 +53,12 @@ pub(crate) async fn run(core: Arc<Core>) {
 /// Tells the cluster this member's name and client URLs, until it has heard of them.
 async fn publish(core: Arc<Core>) {
     let own = core.identity.member_id;
+    if let Err(error) = corruption::check_at_start(&core).await {
+        if !matches!(error, Error::Stopped) {
+            core.stop.fatal(error.to_string());
+        }
+        return;
+    }
     let attributes = Attributes {
         name: core.config.name.clone(),
         client_urls: core.config.advertise_client_urls.clone(),

@@ -96,6 +96,17 @@ impl EventFields {
     }
 }
 
+/// What a response is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameKind {
+    /// It tells this many events.
+    Events(usize),
+    /// It tells that a watcher was made or ended.
+    Control,
+    /// It tells how far everything was told.
+    Progress,
+}
+
 /// One `WatchResponse`, ready to be written.
 #[derive(Clone, Debug)]
 pub struct Frame {
@@ -114,6 +125,15 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// What it is for.
+    pub fn kind(&self) -> FrameKind {
+        match self.events.count() {
+            0 if self.created || self.canceled => FrameKind::Control,
+            0 => FrameKind::Progress,
+            events => FrameKind::Events(events),
+        }
+    }
+
     pub(crate) fn new(header: ResponseHeader, watch_id: i64) -> Self {
         Self {
             header,

@@ -41,6 +41,7 @@ struct Waiting {
     bytes: usize,
     asleep: bool,
     stopped: bool,
+    overflows: u64,
 }
 
 pub(crate) struct Inbox {
@@ -112,6 +113,7 @@ impl Inbox {
         }
         if waiting.events + events > self.max_events || waiting.bytes + bytes > self.max_bytes {
             // Watchers will read these from the view.
+            waiting.overflows += 1;
             step.revisions.clear();
         } else {
             waiting.events += events;
@@ -203,9 +205,11 @@ impl WatchHandle {
 
     /// Numbers for the metrics page, as of the last time that something happened.
     pub fn metrics(&self) -> Metrics {
+        let waiting = lock(&self.inbox.waiting);
+        let inbox_overflows = waiting.overflows;
         // What streams took since then is counted by the next call.
-        self.inbox.wake(lock(&self.inbox.waiting));
-        *lock(&self.inbox.metrics)
+        self.inbox.wake(waiting);
+        Metrics { inbox_overflows, ..*lock(&self.inbox.metrics) }
     }
 }
 
@@ -286,6 +290,7 @@ mod tests {
                 inbox.publish(step(revision, 0, 1000));
             }
             assert_eq!(taken(&inbox), [(9, vec![2, 3])]);
+            assert_eq!(lock(&inbox.waiting).overflows, 6);
             inbox.publish(step(10, 0, 1000));
             assert_eq!(taken(&inbox), [(10, vec![10])]);
         }

@@ -29,7 +29,7 @@ mod request;
 mod stream;
 
 pub use driver::{Driver, spawn};
-pub use encode::{EventFields, Frame};
+pub use encode::{EventFields, Frame, FrameKind};
 pub use history::{History, HistoryError, Published, StoreView};
 pub use hub::{Drained, Fatal, Hub, Metrics, Output, Reach, StreamId};
 pub use inbox::WatchHandle;

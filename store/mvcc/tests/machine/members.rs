@@ -186,6 +186,37 @@ fn data_under_auth_is_refused_at_the_start() {
 }
 
 #[test]
+fn what_entries_do_is_counted() {
+    let mut store = Store::new();
+    let sum = |applied: mainstay_mvcc::Applied| {
+        let t = applied.tally;
+        assert_eq!(applied.outcomes[0].op.is_some(), t != Default::default());
+        (t.puts, t.put_bytes, t.deletes, t.ranges, t.txns)
+    };
+    assert_eq!(sum(store.apply(crate::store::put("a", "123"))), (1, 4, 0, 0, 0));
+    assert_eq!(sum(store.apply(crate::store::delete("b", ""))), (0, 0, 1, 0, 0));
+    let put = pb::PutRequest { key: "c".into(), lease: 7, ..Default::default() };
+    let range = pb::RangeRequest { key: "a".into(), ..Default::default() };
+    let ops =
+        [pb::request_op::Request::RequestPut(put), pb::request_op::Request::RequestRange(range)];
+    let success = ops.map(|op| pb::RequestOp { request: Some(op) }).to_vec();
+    let compare = vec![pb::Compare { key: "a".into(), ..Default::default() }];
+    let txn = request!(txn, pb::TxnRequest { compare, failure: success, ..Default::default() });
+    // The lease is not there: nothing was done.
+    let refused = store.apply(txn.clone());
+    assert!(refused.outcomes[0].result.is_err());
+    assert_eq!(refused.tally, Default::default());
+    store.apply(request!(lease_grant, pb::LeaseGrantRequest { id: 7, ttl: 10 }));
+    assert_eq!(sum(store.apply(txn)), (1, 1, 0, 2, 1));
+    assert_eq!(store.state().live_keys, 2);
+    let revoke = request!(lease_revoke, pb::LeaseRevokeRequest { id: 7 });
+    assert_eq!(sum(store.apply(revoke)), (0, 0, 1, 0, 0));
+    let put = pb::PutRequest { key: "a".into(), prev_kv: true, ..Default::default() };
+    assert_eq!(sum(store.apply(request!(put, put))), (1, 1, 0, 1, 1));
+    assert_eq!(store.state().live_keys, 1);
+}
+
+#[test]
 fn ranges_are_left_out_where_nobody_waits() {
     let mut store = Store::new();
     store.put("a", "1");

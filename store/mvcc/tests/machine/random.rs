@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use mainstay_engine::{Engine, Family, MemEngine, View};
+use mainstay_mvcc::buckets::LIVE_KEYS;
 use mainstay_mvcc::keys::{IndexEntry, RowKey, history_key, history_value, lease_key};
 use mainstay_mvcc::{
     CatchUpLimits, EventKind, Limits, RangeChunks, Revision, RevisionEvents, StateMachine,
@@ -193,7 +194,7 @@ fn run(steps: &[Step]) -> (Store, Model, Vec<RevisionEvents>) {
     (store, model, events)
 }
 
-/// Index, History and LeaseKey must be what the rows of the Key family say.
+/// Index, History, LeaseKey and the number of live keys must be what the rows of the Key family say.
 fn check_families(view: &dyn View) {
     let (mut index, mut history, mut leases) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for (key, value) in rows(view, Family::Key) {
@@ -217,6 +218,10 @@ fn check_families(view: &dyn View) {
             leases.insert(lease_key(entry.lease, key).to_vec(), Vec::new());
         }
     }
+    let live = index.values().filter(|entry| !entry.tombstone).count() as u64;
+    let counted = view.get(Family::System, LIVE_KEYS).unwrap();
+    let counted = counted.map(|row| u64::from_be_bytes(row[..].try_into().unwrap()));
+    assert_eq!(counted, (!index.is_empty()).then_some(live), "live keys");
     let index = index.into_iter().map(|(key, entry)| (key, entry.encode().to_vec()));
     assert_eq!(rows(view, Family::Index), index.collect::<Vec<_>>(), "index");
     assert_eq!(rows(view, Family::History), history.into_iter().collect::<Vec<_>>(), "history");

@@ -74,7 +74,7 @@ impl Store {
     /// One slice of a compaction.
     pub(crate) fn slice(&mut self, rows: usize) -> Option<i64> {
         let slice = self.machine.compact_slice(&self.engine, rows).unwrap();
-        let CompactSlice { batch, finished } = slice?;
+        let CompactSlice { batch, finished, .. } = slice?;
         self.engine.write(batch).unwrap();
         finished
     }

@@ -4,6 +4,7 @@
 //! **Invariant:** a path that is not served is a 404 with Go's text, and a method that is not
 //! served there a 405 that names the right one.
 
+mod go;
 mod health;
 mod process;
 mod query;
@@ -15,10 +16,12 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use mainstay_mvcc::version::SERVER_VERSION;
 use mainstay_net::{Body, BoxError, full};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 use self::health::HealthChecks;
 use self::query::Query;
 use crate::core::Core;
+use crate::gateway::access;
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -40,12 +43,41 @@ pub(crate) enum Paths {
 pub(crate) struct HttpSide {
     core: Arc<Core>,
     health: HealthChecks,
+    scrapes: Scrapes,
+}
+
+/// What is counted of scrapes, as Go programs count them.
+struct Scrapes {
+    running: IntGauge,
+    done: IntCounter,
+}
+
+impl Scrapes {
+    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let running = IntGauge::new(
+            "promhttp_metric_handler_requests_in_flight",
+            "Current number of scrapes being served.",
+        )?;
+        let codes = IntCounterVec::new(
+            Opts::new(
+                "promhttp_metric_handler_requests_total",
+                "Total number of scrapes by HTTP status code.",
+            ),
+            &["code"],
+        )?;
+        registry.register(Box::new(running.clone()))?;
+        registry.register(Box::new(codes.clone()))?;
+        // No scrape fails here; the series are there all the same.
+        let [done, _, _] = ["200", "500", "503"].map(|code| codes.with_label_values(&[code]));
+        Ok(Self { running, done })
+    }
 }
 
 impl HttpSide {
     /// For a member. Fails when it was made before.
     pub(crate) fn new(core: Arc<Core>) -> Result<Self, BoxError> {
-        Ok(Self { health: HealthChecks::new(core.registry())?, core })
+        let registry = core.registry();
+        Ok(Self { health: HealthChecks::new(registry)?, scrapes: Scrapes::new(registry)?, core })
     }
 
     /// Answers a request. Its body is of no interest to any path.
@@ -54,7 +86,10 @@ impl HttpSide {
         let all = paths == Paths::Client;
         match request.uri().path() {
             "/metrics" => {
+                self.scrapes.running.inc();
                 let text = self.core.metrics_text() + &process::metrics();
+                self.scrapes.running.dec();
+                self.scrapes.done.inc();
                 reply(StatusCode::OK, METRICS, text)
             }
             "/health" => self.get(request, || self.health.health(&self.core, &query)).await,
@@ -67,6 +102,12 @@ impl HttpSide {
                 None => error(StatusCode::NOT_FOUND, "404 page not found"),
             },
         }
+    }
+
+    /// Refuses a request whose Host header is not a known one.
+    pub(crate) fn misdirected(&self, host: &str) -> Response<Body> {
+        tracing::warn!(host, "rejecting HTTP request to prevent DNS rebinding attacks");
+        error(StatusCode::MISDIRECTED_REQUEST, &access::refusal(host))
     }
 
     async fn get<F: Future<Output = Response<Body>>>(

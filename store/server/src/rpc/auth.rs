@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use super::body::RequestBody;
 use http::Request;
-use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb as pb;
 
 use super::call::{UnaryRequest, unary, unary_requests};
@@ -33,7 +33,7 @@ unary_requests! {
     pb::AuthRoleRevokePermissionRequest => pb::AuthRoleRevokePermissionResponse,
 }
 
-pub(super) fn status(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn status(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::AuthStatus, request, async |core, _: pb::AuthStatusRequest| {
         Ok(core.auth_status().await?)
     })
@@ -43,7 +43,7 @@ pub(super) fn status(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
 pub(super) fn refuse<R: UnaryRequest>(
     api: &Arc<Api>,
     method: Method,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
 ) -> Answer {
     unary(api, method, request, async move |_, _: R| {
         Err(Status::new(

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use super::body::RequestBody;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::Stream;
 use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use mainstay_net::{Body, BoxError, Connection};
 use mainstay_proto::nested::TOO_DEEP;
 use prost::Message;
@@ -56,7 +56,7 @@ pub(crate) use unary_requests;
 pub(crate) fn unary<R, Handler, Handling>(
     api: &Arc<Api>,
     method: Method,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
     handler: Handler,
 ) -> Answer
 where
@@ -108,8 +108,8 @@ where
 pub(crate) fn streaming<Responding>(
     api: &Arc<Api>,
     method: Method,
-    request: Request<Incoming>,
-    respond: impl FnOnce(Messages<Incoming>, StreamCall) -> Responding + Send + 'static,
+    request: Request<RequestBody>,
+    respond: impl FnOnce(Messages<RequestBody>, StreamCall) -> Responding + Send + 'static,
 ) -> Answer
 where
     Responding: Future<Output = Response<Body>> + Send + 'static,
@@ -148,7 +148,7 @@ impl StreamCall {
     /// Reads the one request of a call that has one.
     pub(crate) async fn request<R: Message + Default>(
         &self,
-        mut messages: Messages<Incoming>,
+        mut messages: Messages<RequestBody>,
     ) -> Result<R, Status> {
         let raw = messages.only().await?;
         self.api.decode(self.method, raw)

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::body::RequestBody;
 use http::Request;
-use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb as pb;
 
 use super::call::{unary, unary_requests};
@@ -18,31 +18,31 @@ unary_requests! {
     pb::MemberPromoteRequest => pb::MemberPromoteResponse,
 }
 
-pub(super) fn add(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn add(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::MemberAdd, request, async |core, request| {
         Ok(core.member_add(request).await?)
     })
 }
 
-pub(super) fn remove(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn remove(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::MemberRemove, request, async |core, request| {
         Ok(core.member_remove(request).await?)
     })
 }
 
-pub(super) fn update(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn update(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::MemberUpdate, request, async |core, request| {
         Ok(core.member_update(request).await?)
     })
 }
 
-pub(super) fn list(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn list(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::MemberList, request, async |core, request| {
         Ok(core.member_list(request).await?)
     })
 }
 
-pub(super) fn promote(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn promote(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::MemberPromote, request, async |core, request| {
         Ok(core.member_promote(request).await?)
     })

@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
+use super::body::RequestBody;
 use bytes::Bytes;
 use futures_util::stream;
 use http::Request;
-use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb as pb;
 use mainstay_proto::mvccpb::event::EventType;
 use mainstay_proto::v3electionpb::{
@@ -35,7 +35,7 @@ const NO_LEADER: Error = Error::Raw(std::borrow::Cow::Borrowed("election: no lea
 const NO_LEADER_KEY: Error =
     Error::Raw(std::borrow::Cow::Borrowed("\"leader\" field must be provided"));
 
-pub(super) fn campaign(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn campaign(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     let streams = api.streams.clone();
     unary(api, Method::Campaign, request, async move |core, request: CampaignRequest| {
         let mut ticket = streams.open(false)?;
@@ -46,7 +46,7 @@ pub(super) fn campaign(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     })
 }
 
-pub(super) fn proclaim(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn proclaim(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Proclaim, request, async |core, request: ProclaimRequest| {
         let told = async {
             let leader = request.leader.ok_or(NO_LEADER_KEY)?;
@@ -58,7 +58,7 @@ pub(super) fn proclaim(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     })
 }
 
-pub(super) fn leader(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn leader(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Leader, request, async |core, request: LeaderRequest| {
         let oldest = recipe::first_created(&recipe::prefix(&request.name));
         let mut found = core.range(oldest).await.map_err(Status::without_code)?;
@@ -69,7 +69,7 @@ pub(super) fn leader(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     })
 }
 
-pub(super) fn resign(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn resign(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Resign, request, async |core, request: ResignRequest| {
         let given_up = async {
             let leader = request.leader.ok_or(NO_LEADER_KEY)?;
@@ -153,7 +153,7 @@ impl Drop for Candidacy<'_> {
 }
 
 /// The leader now, and each change of him.
-pub(super) fn observe(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn observe(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::Observe, request, async |messages, call| {
         let request: LeaderRequest = match call.request(messages).await {
             Ok(request) => request,

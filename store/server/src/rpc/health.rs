@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use super::body::RequestBody;
 use futures_util::stream;
 use http::Request;
-use hyper::body::Incoming;
 use tokio::sync::watch;
 
 use super::call::{Chunk, streaming, unary, unary_requests};
@@ -42,7 +42,7 @@ fn status(draining: bool) -> i32 {
     if draining { NOT_SERVING } else { SERVING }
 }
 
-pub(super) fn check(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn check(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     let draining = api.draining.subscribe();
     unary(api, Method::HealthCheck, request, async move |_, request: HealthCheckRequest| {
         if !request.service.is_empty() {
@@ -52,7 +52,7 @@ pub(super) fn check(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     })
 }
 
-pub(super) fn watch(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn watch(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::HealthWatch, request, async |messages, call| {
         let request: HealthCheckRequest = match call.request(messages).await {
             Ok(request) => request,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use super::body::RequestBody;
 use futures_util::stream;
 use http::Request;
-use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb as pb;
 use tokio::sync::mpsc;
 
@@ -19,37 +19,37 @@ unary_requests! {
     pb::CompactionRequest => pb::CompactionResponse,
 }
 
-pub(super) fn range(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn range(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Range, request, async |core, request: pb::RangeRequest| {
         Ok(core.range(request).await?)
     })
 }
 
-pub(super) fn put(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn put(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Put, request, async |core, request: pb::PutRequest| {
         Ok(core.put(request).await?)
     })
 }
 
-pub(super) fn delete_range(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn delete_range(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::DeleteRange, request, async |core, request: pb::DeleteRangeRequest| {
         Ok(core.delete_range(request).await?)
     })
 }
 
-pub(super) fn txn(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn txn(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Txn, request, async |core, request: pb::TxnRequest| {
         Ok(core.txn(request).await?)
     })
 }
 
-pub(super) fn compact(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn compact(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Compact, request, async |core, request: pb::CompactionRequest| {
         Ok(core.compact(request).await?)
     })
 }
 
-pub(super) fn range_stream(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn range_stream(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::RangeStream, request, async |messages, call| {
         let chunks = match call.request(messages).await {
             Ok(request) => call.api.core.range_stream(request).await.map_err(Status::from),

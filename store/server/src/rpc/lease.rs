@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::body::RequestBody;
 use futures_util::stream;
 use http::Request;
-use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb as pb;
 
 use super::call::{Chunk, streaming, unary, unary_requests};
@@ -20,32 +20,32 @@ unary_requests! {
     pb::LeaseLeasesRequest => pb::LeaseLeasesResponse,
 }
 
-pub(super) fn grant(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn grant(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::LeaseGrant, request, async |core, request: pb::LeaseGrantRequest| {
         Ok(core.lease_grant(request).await?)
     })
 }
 
-pub(super) fn revoke(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn revoke(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::LeaseRevoke, request, async |core, request: pb::LeaseRevokeRequest| {
         Ok(core.lease_revoke(request).await?)
     })
 }
 
-pub(super) fn time_to_live(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn time_to_live(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::LeaseTimeToLive, request, async |core, request| {
         Ok(core.lease_time_to_live(request).await?)
     })
 }
 
-pub(super) fn leases(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn leases(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::LeaseLeases, request, async |core, _: pb::LeaseLeasesRequest| {
         Ok(core.lease_leases())
     })
 }
 
 /// One response for each request, in order; the stream ends when the client has sent its last one.
-pub(super) fn keep_alive(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn keep_alive(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::LeaseKeepAlive, request, async |messages, call| {
         let start = (call.api.clone(), messages);
         let renewals = stream::try_unfold(start, |(api, mut messages)| async move {
@@ -56,7 +56,10 @@ pub(super) fn keep_alive(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     })
 }
 
-async fn renew_next(api: &Api, messages: &mut Messages<Incoming>) -> Result<Option<Chunk>, Status> {
+async fn renew_next(
+    api: &Api,
+    messages: &mut Messages<RequestBody>,
+) -> Result<Option<Chunk>, Status> {
     let fault = |status| api.metrics.not_received("lease-keepalive", status);
     let Some(raw) = messages.next().await.map_err(fault)? else { return Ok(None) };
     let request: pb::LeaseKeepAliveRequest =

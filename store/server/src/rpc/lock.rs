@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use super::body::RequestBody;
 use bytes::Bytes;
 use http::Request;
-use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb as pb;
 use mainstay_proto::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse};
 
@@ -24,7 +24,7 @@ unary_requests! {
     UnlockRequest => UnlockResponse,
 }
 
-pub(super) fn lock(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn lock(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     let streams = api.streams.clone();
     unary(api, Method::Lock, request, async move |core, request: LockRequest| {
         let mut ticket = streams.open(false)?;
@@ -35,7 +35,7 @@ pub(super) fn lock(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     })
 }
 
-pub(super) fn unlock(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn unlock(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Unlock, request, async |core, request: UnlockRequest| {
         let delete = pb::DeleteRangeRequest { key: request.key, ..Default::default() };
         let deleted = core.delete_range(delete).await.map_err(Status::without_code)?;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use super::body::RequestBody;
 use futures_util::stream;
 use http::Request;
-use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb as pb;
 use tokio::sync::mpsc;
 
@@ -32,15 +32,15 @@ impl UnaryRequest for pb::StatusRequest {
     }
 }
 
-pub(super) fn alarm(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn alarm(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Alarm, request, async |core, request| Ok(core.alarm(request).await?))
 }
 
-pub(super) fn status(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn status(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Status, request, async |core, _: pb::StatusRequest| Ok(core.status()))
 }
 
-pub(super) fn defragment(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn defragment(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Defragment, request, async |core, _: pb::DefragmentRequest| {
         tracing::info!("starting defragment");
         let answer = core.defragment()?;
@@ -49,27 +49,27 @@ pub(super) fn defragment(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     })
 }
 
-pub(super) fn hash(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn hash(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Hash, request, async |core, _: pb::HashRequest| Ok(core.hash().await?))
 }
 
-pub(super) fn hash_kv(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn hash_kv(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::HashKv, request, async |core, request| Ok(core.hash_kv(request).await?))
 }
 
-pub(super) fn move_leader(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn move_leader(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::MoveLeader, request, async |core, request| {
         Ok(core.move_leader(request).await?)
     })
 }
 
-pub(super) fn downgrade(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn downgrade(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Downgrade, request, async |core, request| {
         Ok(core.downgrade(request).await?)
     })
 }
 
-pub(super) fn snapshot(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn snapshot(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::Snapshot, request, async |messages, call| {
         let pieces = match call.request::<pb::SnapshotRequest>(messages).await {
             Ok(_) => call.api.core.snapshot().await.map_err(Status::from),

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use mainstay_watch::FrameKind;
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
 };
@@ -15,6 +16,7 @@ use prometheus::{
 use super::methods::{Kind, Method};
 use super::status::{CODE_NAMES, Status};
 use crate::error::Code;
+use crate::metrics::register::{Register, milliseconds};
 
 /// Versions that clients may name in a label of their own; more are counted together.
 const MAX_CLIENT_VERSIONS: usize = 64;
@@ -61,6 +63,72 @@ pub(crate) struct RpcMetrics {
     pub(crate) received_bytes: IntCounter,
     pub(crate) sent_bytes: IntCounter,
     stream_failures: IntCounterVec,
+    pub(crate) watch: WatchSends,
+}
+
+/// What a chunk of watch responses holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sent {
+    events: usize,
+    control: bool,
+}
+
+impl Sent {
+    pub(crate) fn add(&mut self, kind: FrameKind) {
+        match kind {
+            FrameKind::Events(events) => self.events += events,
+            FrameKind::Control => self.control = true,
+            FrameKind::Progress => {}
+        }
+    }
+}
+
+/// Durations of putting watch responses together, one for each chunk.
+pub(crate) struct WatchSends {
+    events: Histogram,
+    per_event: Histogram,
+    control: Histogram,
+    progress: Histogram,
+}
+
+impl WatchSends {
+    fn new(r: &Register<'_>) -> Self {
+        let histogram = |name: &str, help: &str| {
+            let name = format!("etcd_debugging_server_watch_send_loop_{name}_seconds");
+            r.histogram(&name, help, milliseconds())
+        };
+        Self {
+            events: histogram(
+                "watch_stream_duration",
+                "The total duration in seconds of running through the send loop watch stream response all events.",
+            ),
+            per_event: histogram(
+                "watch_stream_duration_per_event",
+                "The average duration in seconds of running through the send loop watch stream response, per event.",
+            ),
+            control: histogram(
+                "control_stream_duration",
+                "The total duration in seconds of running through the send loop control stream response.",
+            ),
+            progress: histogram(
+                "progress_duration",
+                "The total duration in seconds of running through the progress loop control stream response.",
+            ),
+        }
+    }
+
+    /// A chunk was put together.
+    pub(crate) fn sent(&self, sent: Sent, took: Duration) {
+        let seconds = took.as_secs_f64();
+        if sent.events > 0 {
+            self.events.observe(seconds);
+            self.per_event.observe(seconds / sent.events as f64);
+        } else if sent.control {
+            self.control.observe(seconds);
+        } else {
+            self.progress.observe(seconds);
+        }
+    }
 }
 
 /// The collectors of one registry; made once, for a registry refuses a second set.
@@ -165,6 +233,7 @@ impl RpcMetrics {
             received_bytes,
             sent_bytes,
             stream_failures,
+            watch: WatchSends::new(&Register(registry)),
         })
     }
 

@@ -8,7 +8,8 @@
 //! **Invariant:** what is not served is answered as grpc-go answers it, never with silence.
 
 mod auth;
-mod call;
+pub(crate) mod body;
+pub(crate) mod call;
 mod cluster;
 mod election;
 mod health;
@@ -16,13 +17,13 @@ mod kv;
 mod lease;
 mod lock;
 mod maintenance;
-mod methods;
+pub(crate) mod methods;
 mod metrics;
-mod receive;
+pub(crate) mod receive;
 mod recipe;
 mod reflection;
 mod slow;
-mod status;
+pub(crate) mod status;
 mod streams;
 mod watch;
 
@@ -31,10 +32,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method as HttpMethod, Request, Response, StatusCode};
-use hyper::body::Incoming;
 use mainstay_net::{Body, BoxError};
 use mainstay_proto::etcdserverpb as pb;
 
+use self::body::RequestBody;
 use self::methods::Method;
 use self::metrics::RpcMetrics;
 use self::receive::ReceiveLimits;
@@ -43,6 +44,7 @@ use self::status::Status;
 use self::streams::Streams;
 use crate::core::Core;
 use crate::error::Code;
+use crate::metrics::register::Register;
 
 /// The response of a call, to come.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send + 'static>>;
@@ -69,10 +71,27 @@ pub(crate) struct ApiOptions {
 impl Api {
     /// The services of a member. Fails when they were made for it before.
     pub(crate) fn new(core: Arc<Core>, options: &ApiOptions) -> Result<Self, BoxError> {
+        let metrics = RpcMetrics::new(core.registry(), options.extensive_metrics)?;
+        let receive = Arc::new(ReceiveLimits::new(options.max_request_bytes));
+        let streams = Arc::<Streams>::default();
+        let register = Register(core.registry());
+        let (limits, open) = (receive.clone(), streams.clone());
+        register.looked(
+            "mainstay_rpc_receive_bytes",
+            "Bytes of large requests that are being put together.",
+            None,
+            move || limits.used() as f64,
+        );
+        register.looked(
+            "mainstay_rpc_streams",
+            "Streams that are open, and calls that may wait without end.",
+            None,
+            move || open.count() as f64,
+        );
         Ok(Self {
-            metrics: RpcMetrics::new(core.registry(), options.extensive_metrics)?,
-            receive: Arc::new(ReceiveLimits::new(options.max_request_bytes)),
-            streams: Arc::default(),
+            metrics,
+            receive,
+            streams,
             slow_request: options.slow_request,
             draining: tokio::sync::watch::Sender::new(false),
             reflection: options.reflection.then(Reflection::new).transpose()?,
@@ -84,6 +103,11 @@ impl Api {
     pub(crate) fn watch_leader(&self) -> impl Future<Output = ()> + Send + 'static {
         let patience = 3 * self.core.config.election_timeout();
         streams::watch_leader(self.streams.clone(), self.core.leadership(), patience)
+    }
+
+    /// The largest message that is taken.
+    pub(crate) fn max_message(&self) -> usize {
+        self.receive.max_message()
     }
 
     /// Ends all streams and every call that waits without end.
@@ -102,7 +126,7 @@ pub(crate) fn is_grpc<B>(request: &Request<B>) -> bool {
 }
 
 /// Answers a request on a port that has gRPC alone.
-pub(crate) fn answer_grpc_only(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(crate) fn answer_grpc_only(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     if is_grpc(&request) {
         return answer(api, request);
     }
@@ -115,7 +139,7 @@ pub(crate) fn answer_grpc_only(api: &Arc<Api>, request: Request<Incoming>) -> An
 }
 
 /// Answers a gRPC request.
-pub(crate) fn answer(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(crate) fn answer(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     if request.method() != HttpMethod::POST {
         let mut response = Status::new(
             Code::Internal,
@@ -194,7 +218,7 @@ pub(crate) fn answer(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
     }
 }
 
-fn unknown(api: &Api, request: Request<Incoming>) -> Answer {
+fn unknown(api: &Api, request: Request<RequestBody>) -> Answer {
     let path = request.uri().path();
     if let Some(serve) = api.reflection.as_ref().and_then(|reflection| reflection.find(path)) {
         return serve(request);

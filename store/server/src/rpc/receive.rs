@@ -37,6 +37,8 @@ pub(crate) struct ReceiveLimits {
     max_message: usize,
     /// In KiB.
     budget: Semaphore,
+    /// The whole budget, in KiB.
+    all: usize,
     patience: Duration,
 }
 
@@ -45,8 +47,20 @@ impl ReceiveLimits {
     pub(crate) fn new(max_request_bytes: usize) -> Self {
         let max_message = max_request_bytes.saturating_add(OVERHEAD);
         // One message of any allowed size must fit.
-        let budget = Semaphore::new((BUDGET.max(max_message) >> 10) + 1);
-        Self { max_message, budget, patience: PATIENCE }
+        let all = (BUDGET.max(max_message) >> 10) + 1;
+        Self { max_message, budget: Semaphore::new(all), all, patience: PATIENCE }
+    }
+}
+
+impl ReceiveLimits {
+    /// Bytes of the budget that are taken.
+    pub(crate) fn used(&self) -> usize {
+        (self.all - self.budget.available_permits()) << 10
+    }
+
+    /// The largest message that is taken.
+    pub(crate) fn max_message(&self) -> usize {
+        self.max_message
     }
 }
 

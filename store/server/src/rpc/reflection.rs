@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use super::body::RequestBody;
 use http::Request;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use mainstay_net::BoxError;
 use tonic::codegen::Service;
 
 use super::Answer;
 
 /// Answers a request.
-pub(crate) type Serve = dyn Fn(Request<Incoming>) -> Answer + Send + Sync;
+pub(crate) type Serve = dyn Fn(Request<RequestBody>) -> Answer + Send + Sync;
 
 /// The two versions of the reflection service.
 #[derive(Clone)]
@@ -47,7 +47,7 @@ impl Reflection {
 fn serve<S>(service: S) -> Arc<Serve>
 where
     S: Service<
-            Request<Incoming>,
+            Request<RequestBody>,
             Response = http::Response<tonic::body::Body>,
             Error = std::convert::Infallible,
         > + Clone

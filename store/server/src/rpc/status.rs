@@ -16,7 +16,7 @@ use crate::error::{Code, Error};
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+pub(crate) const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// Names of all gRPC codes by their numbers, as metrics spell them.
 pub(crate) const CODE_NAMES: [&str; 17] = [

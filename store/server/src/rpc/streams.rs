@@ -55,6 +55,11 @@ impl Streams {
         Ok(Ticket { streams: self.clone(), id, ended })
     }
 
+    /// How many streams and waiting calls are open.
+    pub(crate) fn count(&self) -> usize {
+        self.state().open.len()
+    }
+
     fn end(&self, id: u64, status: Status) {
         let open = self.state().open.remove(&id);
         if let Some(open) = open {
@@ -194,6 +199,7 @@ mod tests {
         drop(streams.open(false).unwrap());
         assert!(streams.state().open.is_empty());
         let mut one = streams.open(false).unwrap();
+        assert_eq!(streams.count(), 1);
         let mut other = streams.open(true).unwrap();
         other.ender().end(Status::canceled());
         streams.close();

@@ -8,11 +8,12 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
+use super::body::RequestBody;
 use bytes::{Bytes, BytesMut};
 use futures_util::Stream;
 use http::Request;
-use hyper::body::Incoming;
 use mainstay_proto::etcdserverpb::WatchRequest;
 use mainstay_proto::etcdserverpb::watch_request::RequestUnion;
 use mainstay_watch::{CreateRequest, StreamClosed, WatchRequests, WatchResponses};
@@ -20,6 +21,7 @@ use tokio::task::JoinHandle;
 
 use super::call::{Chunk, put_header, streaming};
 use super::methods::Method;
+use super::metrics::Sent;
 use super::receive::{HEADER, Messages};
 use super::status::Status;
 use super::{Answer, Api};
@@ -28,7 +30,7 @@ use crate::error::{Code, Error};
 /// Frames are put together up to this size; a larger frame goes alone.
 const CHUNK: usize = 32 << 10;
 
-pub(super) fn watch(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
+pub(super) fn watch(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::Watch, request, async |messages, call| {
         let api = call.api.clone();
         let (requests, responses) = api.core.watch.open();
@@ -38,14 +40,15 @@ pub(super) fn watch(api: &Arc<Api>, request: Request<Incoming>) -> Answer {
                 ender.end(status);
             }
         });
-        call.respond(Frames { responses, reader: AbortOnDrop(reader) })
+        let api = call.api.clone();
+        call.respond(Frames { api, responses, reader: AbortOnDrop(reader) })
     })
 }
 
 /// Gives requests to the hub until the client has sent its last one.
 async fn read(
     api: &Api,
-    mut messages: Messages<Incoming>,
+    mut messages: Messages<RequestBody>,
     mut requests: WatchRequests,
 ) -> Result<(), Status> {
     let fault = |status| api.metrics.not_received("watch", status);
@@ -79,6 +82,7 @@ impl Drop for AbortOnDrop {
 
 /// The frames of a stream, in chunks.
 struct Frames {
+    api: Arc<Api>,
     responses: WatchResponses,
     /// Ends with the stream.
     #[expect(dead_code, reason = "held for its drop")]
@@ -94,6 +98,9 @@ impl Stream for Frames {
             Poll::Ready(None) => return Poll::Ready(Some(Err(Error::Stopped.into()))),
             Poll::Ready(Some(frame)) => frame,
         };
+        let started = Instant::now();
+        let mut sent = Sent::default();
+        sent.add(first.kind());
         let length = first.encoded_len();
         if u32::try_from(length).is_err() {
             return Poll::Ready(Some(Err(Status::new(
@@ -108,12 +115,14 @@ impl Stream for Frames {
         while data.len() < CHUNK {
             // When the stream has ended, the next poll finds it so again.
             let Poll::Ready(Some(frame)) = self.responses.poll_recv(context) else { break };
+            sent.add(frame.kind());
             let length = frame.encoded_len();
             data.reserve(HEADER + length);
             put_header(length, &mut data);
             frame.encode(&mut data);
             messages += 1;
         }
+        self.api.metrics.watch.sent(sent, started.elapsed());
         Poll::Ready(Some(Ok(Chunk { data: data.freeze(), messages })))
     }
 }

@@ -75,6 +75,10 @@ pub struct Metrics {
     pub pending_events: usize,
     /// Events queued since the start.
     pub events_total: u64,
+    /// Bytes queued and not yet taken by their stream.
+    pub queued_bytes: usize,
+    /// Times that events did not fit in front of the hub, so that watchers read them instead.
+    pub inbox_overflows: u64,
 }
 
 /// Where a watcher stands.
@@ -364,6 +368,8 @@ impl Hub {
             slow_watchers: self.slow,
             pending_events: self.streams.pending_events,
             events_total: self.streams.events_total,
+            queued_bytes: self.streams.total_bytes,
+            inbox_overflows: 0,
         }
     }
 }

@@ -98,7 +98,7 @@ pub(super) struct Streams {
     dirty: Vec<u32>,
     max_responses: usize,
     max_bytes: usize,
-    total_bytes: usize,
+    pub(super) total_bytes: usize,
     max_total_bytes: usize,
     pressed_bytes: usize,
     pub(super) pending_events: usize,

@@ -1,5 +1,5 @@
-//! One byte is made wrong on purpose: real members must notice, with Mainstay as witness and as
-//! culprit.
+//! One byte is made wrong on purpose: real members and ours must notice, with Mainstay as leader that
+//! compares, as witness and as culprit.
 //!
 //! Input: which program each member runs. Output: what the members said.
 
@@ -26,9 +26,8 @@ enum Way {
 }
 
 fn flags(program: Program) -> Vec<String> {
-    let mut flags: Vec<String> = Vec::new();
+    let mut flags: Vec<String> = CHECKS.iter().map(ToString::to_string).collect();
     if program == Program::Etcd {
-        flags.extend(CHECKS.iter().map(ToString::to_string));
         // Entries stay out of the database file, so that a killed member takes them from its log.
         flags.push("--backend-batch-interval=1h".to_string());
     }
@@ -57,16 +56,11 @@ async fn must_refuse(member: &mut Member) -> Result<()> {
     }
 }
 
-/// One cluster, one wrong byte at one member.
-async fn one(programs: &[Program], culprit: usize, way: Way) -> Result<String> {
+/// One cluster, one wrong byte at one member; `checker` leads and compares.
+async fn one(programs: &[Program], culprit: usize, way: Way, checker: usize) -> Result<String> {
     let mut cluster = Cluster::start_in(tempfile::tempdir()?, programs, flags).await?;
     settle(&cluster.members).await?;
     let id = member_id(&cluster.members[culprit].client_url).await?;
-    // The leader compares; only real members do so.
-    let checker = (0..programs.len())
-        .rev()
-        .find(|at| programs[*at] == Program::Etcd && (*at != culprit || way == Way::Database))
-        .context("no real member")?;
     for number in 0..20 {
         put(&cluster.members[0].client_url, &format!("key/{number}"), "a value").await?;
     }
@@ -75,27 +69,26 @@ async fn one(programs: &[Program], culprit: usize, way: Way) -> Result<String> {
     let all: Vec<&Member> = cluster.members.iter().collect();
     equal_hashes(&all, 0, PATIENCE).await?;
 
-    let refused;
     let member = &mut cluster.members[culprit];
     match way {
         Way::Database => {
             member.stop()?;
             byte::change_database(&member.data_dir, TEXT)?;
-            must_refuse(member).await?;
-            refused = "refuses to start, ";
-            let flags = member
-                .arguments()
-                .iter()
-                .map(|flag| flag.replace("InitialCorruptCheck=true", "InitialCorruptCheck=false"));
-            let flags = flags.collect();
-            member.set_arguments(flags);
         }
         Way::Log => {
             member.kill();
             byte::change_log(&member.data_dir, TEXT)?;
-            refused = "";
         }
     }
+    // A real member compares before it takes what its log has more than its database.
+    let refuses = way == Way::Database || member.program == Program::Mainstay;
+    if refuses {
+        must_refuse(member).await?;
+    }
+    let unchecked =
+        |flag: &String| flag.replace("InitialCorruptCheck=true", "InitialCorruptCheck=false");
+    let flags = member.arguments().iter().map(unchecked).collect();
+    member.set_arguments(flags);
     member.start().await?;
     settle(&cluster.members).await?;
     let all: Vec<&Member> = cluster.members.iter().collect();
@@ -107,7 +100,11 @@ async fn one(programs: &[Program], culprit: usize, way: Way) -> Result<String> {
     let revision = put(&cluster.members[0].client_url, "last", "put").await?;
     let compaction = CompactionRequest { revision, physical: true };
     Client::connect(&cluster.members[0].client_url).await?.kv.compact(compaction).await?;
-    for member in &cluster.members {
+    let ends = programs[culprit] == Program::Mainstay;
+    for (at, member) in cluster.members.iter().enumerate() {
+        if ends && at == culprit {
+            continue;
+        }
         retry("the alarm", PATIENCE, async || {
             let alarms = alarms(&member.client_url).await?;
             let kind = i32::from(AlarmType::Corrupt);
@@ -125,10 +122,23 @@ async fn one(programs: &[Program], culprit: usize, way: Way) -> Result<String> {
             other => bail!("{}: a put after CORRUPT answers {other:?}", member.name),
         }
     }
+    let member = &mut cluster.members[culprit];
+    if ends {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while member.is_running() {
+            ensure!(std::time::Instant::now() < deadline, "{} goes on", member.name);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let advice = format!("etcdctl member remove {id:x}");
+        ensure!(member.log_tail().contains(&advice), "{}", member.log_tail());
+    }
     let member = &cluster.members[culprit];
     Ok(format!(
-        "{programs:?}: one byte wrong in the {way:?} of {} ({:?}): {refused}{} raises CORRUPT for it",
-        member.name, member.program, cluster.members[checker].name
+        "{programs:?}: one byte wrong in the {way:?} of {} ({:?}): {}{} raises CORRUPT for it",
+        member.name,
+        member.program,
+        if refuses { "refuses to start, " } else { "" },
+        cluster.members[checker].name
     ))
 }
 
@@ -136,13 +146,15 @@ async fn one(programs: &[Program], culprit: usize, way: Way) -> Result<String> {
 pub async fn show_corruption(tested: Program) -> Result<Vec<String>> {
     let etcd = Program::Etcd;
     let mut lines = Vec::new();
-    for (programs, culprit, way) in [
-        ([tested, etcd, etcd], 1, Way::Database),
-        ([tested, tested, etcd], 2, Way::Database),
-        ([tested, etcd, etcd], 0, Way::Log),
+    for (programs, culprit, way, checker) in [
+        ([tested, etcd, etcd], 1, Way::Database, 2),
+        ([tested, etcd, etcd], 1, Way::Database, 0),
+        ([tested, tested, etcd], 2, Way::Database, 2),
+        ([tested, etcd, etcd], 0, Way::Log, 2),
+        ([tested, tested, tested], 0, Way::Log, 2),
     ] {
-        let what = format!("{programs:?}, {way:?} of m{culprit}");
-        lines.push(one(&programs, culprit, way).await.context(what)?);
+        let what = format!("{programs:?}, {way:?} of m{culprit}, m{checker} leads");
+        lines.push(one(&programs, culprit, way, checker).await.context(what)?);
         println!("{}", lines.last().map_or("", String::as_str));
     }
     Ok(lines)
