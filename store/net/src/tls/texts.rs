@@ -52,8 +52,10 @@ pub(super) fn reason(error: &io::Error) -> String {
         Some(Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon)) => {
             "tls: no cipher suite supported by both client and server".into()
         }
+        // A greeting without signature algorithms is one of TLS 1.1 or before.
         Some(Error::PeerIncompatible(
-            PeerIncompatible::Tls12NotOffered
+            PeerIncompatible::SignatureAlgorithmsExtensionRequired
+            | PeerIncompatible::Tls12NotOffered
             | PeerIncompatible::Tls12NotOfferedOrEnabled
             | PeerIncompatible::Tls13RequiredForQuic
             | PeerIncompatible::SupportedVersionsExtensionRequired

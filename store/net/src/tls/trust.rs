@@ -174,7 +174,9 @@ impl Trust {
                     }
                     None => Refusal::UnknownIssuer,
                 },
-                webpki::Error::CertExpired { .. } | webpki::Error::CertNotValidYet { .. } => {
+                webpki::Error::CertExpired { .. }
+                | webpki::Error::CertNotValidYet { .. }
+                | webpki::Error::InvalidCertValidity => {
                     dates_of(end_entity, intermediates, seconds)
                 }
                 webpki::Error::CaUsedAsEndEntity => Refusal::Other(

@@ -56,6 +56,10 @@ async fn a_client_without_a_good_certificate_is_refused_with_etcds_alert() {
     let not_a_client = ca.options("server-only", Leaf { usages, ..Leaf::default() });
     assert_eq!(refused(&running, &not_a_client).await, "remote error: tls: bad certificate");
     log.wait_for("x509: certificate specifies an incompatible key usage").await;
+
+    let signing = ca.options("signing", Leaf { is_ca: true, ..Leaf::default() });
+    assert_eq!(refused(&running, &signing).await, "remote error: tls: bad certificate");
+    log.wait_for("the certificate is that of a CA; issue one that may not sign others").await;
 }
 
 #[tokio::test]

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::{Request, Response};
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
 use mainstay_net::tls::{ClientTls, Port, ServerTls, TlsOptions};
 use mainstay_net::{Body, Connection, Handler, Listener, Options, Server, full, parse_urls};
 use rustls::pki_types::pem::PemObject;
@@ -42,6 +43,19 @@ impl Handler for Names {
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
     pub(crate) server: Server,
+}
+
+/// Answers without end.
+pub(crate) struct Endless;
+
+impl Handler for Endless {
+    fn call(
+        &self,
+        _request: Request<Incoming>,
+    ) -> Pin<Box<dyn Future<Output = Response<Body>> + Send + 'static>> {
+        let chunks = futures_util::stream::repeat_with(|| Ok(Frame::data(vec![0; 1 << 16].into())));
+        Box::pin(async { Response::new(StreamBody::new(chunks).boxed_unsync()) })
+    }
 }
 
 /// A listener on a free port, for one to change.

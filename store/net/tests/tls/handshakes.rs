@@ -4,10 +4,14 @@ use std::time::{Duration, Instant};
 
 use mainstay_net::tls::{Port, Protocol, ServerTls, TlsOptions};
 use mainstay_net::{Listener, Options, parse_urls};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use std::sync::Arc;
 
-use crate::common::{Log, ask, dial, get, listener, plain_client, serve, serve_on};
+use mainstay_net::Server;
+use mainstay_net::tls::ClientTls;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::common::{Endless, Log, ask, dial, get, listener, plain_client, serve, serve_on};
 use crate::pki::{Ca, Leaf};
 
 static TLS12: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS12];
@@ -207,4 +211,41 @@ async fn shutdown_does_not_wait_for_handshakes() {
     let started = Instant::now();
     running.server.shutdown(Duration::from_secs(5)).await;
     assert!(started.elapsed() < Duration::from_secs(2));
+}
+
+#[tokio::test]
+async fn a_unix_socket_speaks_tls_and_has_no_address_to_check() {
+    let ca = Ca::new("ca");
+    let options =
+        ca.options("server", Leaf { sans: &["localhost", "10.1.1.1"], ..Leaf::default() });
+    let path = ca.path("socket");
+    let urls = parse_urls(&format!("unixs://{}", path.display())).unwrap();
+    let tls = ServerTls::load(&options, Port::Peer).unwrap();
+    let listener = Listener::bind(&urls[0], false).unwrap().with_tls(tls);
+    let _server = Server::start(vec![listener], Arc::new(Endless), Options::default());
+    let stream = UnixStream::connect(&path).await.unwrap();
+    let tls = ClientTls::load(&options).unwrap();
+    let mut stream = tls.connect("localhost", stream).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let mut start = [0; 15];
+    stream.read_exact(&mut start).await.unwrap();
+    assert_eq!(&start, b"HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+async fn a_peer_that_takes_nothing_is_cut_within_tls_too() {
+    let ca = Ca::new("ca");
+    let tls = ServerTls::load(&open(&ca, "", "", &[]), Port::Client).unwrap();
+    let listener = listener().with_tls(tls);
+    let address = listener.local_addr().unwrap();
+    let options = Options { write_stall: Some(Duration::from_millis(300)), ..Options::default() };
+    let _server = Server::start(vec![listener], Arc::new(Endless), options);
+    let mut stream = dial(address, &plain_client(&ca.file, None, BOTH, &[])).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // What was on its way is still there, and then comes the end without a word of TLS.
+    let mut nowhere = tokio::io::sink();
+    let drained = tokio::io::copy(&mut stream, &mut nowhere);
+    let end = tokio::time::timeout(Duration::from_secs(20), drained).await;
+    end.expect("the connection was cut").expect_err("it was cut in the middle");
 }

@@ -30,6 +30,7 @@ pub(crate) struct Leaf<'a> {
     pub(crate) serial: u64,
     pub(crate) algorithm: &'static SignatureAlgorithm,
     pub(crate) usages: Vec<ExtendedKeyUsagePurpose>,
+    pub(crate) is_ca: bool,
 }
 
 impl Default for Leaf<'_> {
@@ -41,6 +42,7 @@ impl Default for Leaf<'_> {
             serial: 1,
             algorithm: &PKCS_ECDSA_P256_SHA256,
             usages: vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
+            is_ca: false,
         }
     }
 }
@@ -93,6 +95,9 @@ impl Ca {
         params.distinguished_name.push(DnType::CommonName, leaf.cn);
         params.serial_number = Some(SerialNumber::from(leaf.serial));
         params.extended_key_usages = leaf.usages;
+        if leaf.is_ca {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        }
         let now = SystemTime::now();
         params.not_before = (now - 10 * DAY).into();
         params.not_after = if leaf.expired { now - DAY } else { now + DAY }.into();
