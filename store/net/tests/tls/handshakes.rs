@@ -150,7 +150,7 @@ async fn a_slow_handshake_is_cut_and_holds_up_nobody() {
     let ca = Ca::new("ca");
     let options = ca.options("server", Leaf::default());
     let limits = Options {
-        handshake_timeout: Duration::from_millis(400),
+        handshake_timeout: Duration::from_millis(1500),
         max_handshakes: 2,
         ..Options::default()
     };
@@ -165,13 +165,13 @@ async fn a_slow_handshake_is_cut_and_holds_up_nobody() {
     slow.write_all(&[0x16, 3, 1, 1]).await.unwrap();
     let started = Instant::now();
     get(&running, &ca.options("client", Leaf::default())).await.unwrap();
-    assert!(started.elapsed() < Duration::from_millis(400), "it waited for the others");
+    assert!(started.elapsed() < Duration::from_millis(1500), "it waited for the others");
     for stream in silent.iter_mut().chain([&mut slow]) {
         let end = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut [0; 8])).await;
         assert_eq!(end.expect("it is cut").unwrap_or(0), 0);
     }
-    log.wait_for("i/o timeout: no handshake within 400ms").await;
-    assert!(started.elapsed() >= Duration::from_millis(350));
+    log.wait_for("i/o timeout: no handshake within 1.5s").await;
+    assert!(started.elapsed() >= Duration::from_millis(1400));
 }
 
 #[tokio::test]
