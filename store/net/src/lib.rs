@@ -1,7 +1,7 @@
 //! Sockets: listen URLs as etcd's flags give them, and the server that answers gRPC and HTTP/1.1
 //! on one port.
 //!
-//! Input: listen URLs and a [`Handler`]. Output: requests handed to the handler, each with the
+//! Input: listen URLs, files of TLS, and a [`Handler`]. Output: requests handed to the handler, each with the
 //! [`Connection`] that it came on. What a request means is the handler's business.
 //!
 //! **Invariants:** a connection that breaks the protocol is closed without touching the others;
@@ -13,6 +13,7 @@ mod hpack;
 mod listen;
 mod serve;
 mod timed_io;
+pub mod tls;
 mod url;
 
 pub use listen::{BindError, Listener, Stream};

@@ -1,7 +1,7 @@
 //! Bound sockets: TCP and Unix, behind one accept.
 //!
-//! Input: a [`ListenUrl`]. Output: accepted [`Stream`]s. **Invariant:** a Unix socket file that
-//! this process made is removed again when its listener goes.
+//! Input: a [`ListenUrl`], and TLS where it asks for that. Output: accepted [`Stream`]s.
+//! **Invariant:** a Unix socket file that this process made is removed again when its listener goes.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -9,9 +9,11 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use rustix::net::{RecvFlags, recv};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 
+use crate::tls::ServerTls;
 use crate::url::{ListenUrl, Scheme};
 
 /// How many connections the kernel may hold before they are accepted.
@@ -32,6 +34,11 @@ pub enum BindError {
         /// What to do.
         advice: &'static str,
     },
+    /// The URL asks for TLS, and there is no certificate for it.
+    #[error(
+        "TLS key/cert (--cert-file, --key-file) must be provided for client url {0} with HTTPS scheme"
+    )]
+    NoTls(ListenUrl),
 }
 
 fn advice(error: &io::Error) -> &'static str {
@@ -49,25 +56,84 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// A bound socket.
+/// A bound socket, and how its connections are spoken on.
 #[derive(Debug)]
-pub enum Listener {
+pub struct Listener {
+    socket: Socket,
+    pub(crate) security: Security,
+}
+
+#[derive(Debug)]
+enum Socket {
     /// TCP.
     Tcp(TcpListener),
     /// A Unix socket and its file.
     Unix(UnixListener, PathBuf),
 }
 
+/// Whether connections are encrypted.
+#[derive(Clone, Debug)]
+pub(crate) enum Security {
+    Plain,
+    Tls(ServerTls),
+    /// The first byte of each connection tells.
+    Either(ServerTls),
+}
+
 impl Listener {
-    /// Binds the URL.
+    /// Binds the URL; connections are not encrypted unless [`Listener::with_tls`] says so.
     pub fn bind(url: &ListenUrl, reuse_port: bool) -> Result<Self, BindError> {
-        match url.scheme {
+        let socket = match url.scheme {
             Scheme::Http | Scheme::Https => Self::bind_tcp(url, reuse_port),
             Scheme::Unix | Scheme::Unixs => Self::bind_unix(url),
-        }
+        }?;
+        Ok(Listener { socket, security: Security::Plain })
     }
 
-    fn bind_tcp(url: &ListenUrl, reuse_port: bool) -> Result<Self, BindError> {
+    /// Binds the URLs of the client port. Those of `https` and `unixs` speak TLS, and an address
+    /// that is named with and without TLS speaks both, as in etcd.
+    pub fn bind_clients(
+        urls: &[ListenUrl],
+        tls: Option<&ServerTls>,
+        reuse_port: bool,
+    ) -> Result<Vec<Self>, BindError> {
+        if let (None, Some(url)) = (tls, urls.iter().find(|url| url.is_tls())) {
+            return Err(BindError::NoTls(url.clone()));
+        }
+        let same = |a: &ListenUrl, b: &ListenUrl| (&a.host, a.port) == (&b.host, b.port);
+        let mut listeners = Vec::new();
+        for (at, url) in urls.iter().enumerate() {
+            // Port 0 is another one each time.
+            let named_before =
+                |before: &ListenUrl| same(before, url) && before.is_tls() != url.is_tls();
+            let fixed = url.port != 0 || matches!(url.scheme, Scheme::Unix | Scheme::Unixs);
+            if fixed && urls[..at].iter().any(named_before) {
+                continue;
+            }
+            let plain = urls.iter().any(|other| fixed && same(other, url) && !other.is_tls());
+            let secure = url.is_tls()
+                || urls.iter().any(|other| fixed && same(other, url) && other.is_tls());
+            let listener = Self::bind(url, reuse_port)?;
+            listeners.push(match tls {
+                Some(tls) if secure && plain => listener.with_tls_or_plain(tls.clone()),
+                Some(tls) if secure => listener.with_tls(tls.clone()),
+                _ => listener,
+            });
+        }
+        Ok(listeners)
+    }
+
+    /// Every connection speaks TLS.
+    pub fn with_tls(self, tls: ServerTls) -> Self {
+        Listener { security: Security::Tls(tls), ..self }
+    }
+
+    /// Connections may speak TLS.
+    pub fn with_tls_or_plain(self, tls: ServerTls) -> Self {
+        Listener { security: Security::Either(tls), ..self }
+    }
+
+    fn bind_tcp(url: &ListenUrl, reuse_port: bool) -> Result<Socket, BindError> {
         let address = format!("{}:{}", url.host, url.port);
         let fail = |source: io::Error| BindError::Bind {
             network: "tcp",
@@ -90,10 +156,10 @@ impl Listener {
             socket.bind(first)?;
             socket.listen(BACKLOG)
         };
-        socket.and_then(bind).map(Listener::Tcp).map_err(fail)
+        socket.and_then(bind).map(Socket::Tcp).map_err(fail)
     }
 
-    fn bind_unix(url: &ListenUrl) -> Result<Self, BindError> {
+    fn bind_unix(url: &ListenUrl) -> Result<Socket, BindError> {
         let path = PathBuf::from(&url.host);
         let bound = match UnixListener::bind(&path) {
             // A file without a listener is left over from a killed process.
@@ -107,7 +173,7 @@ impl Listener {
             }
             other => other,
         };
-        bound.map(|listener| Listener::Unix(listener, path)).map_err(|source| BindError::Bind {
+        bound.map(|listener| Socket::Unix(listener, path)).map_err(|source| BindError::Bind {
             network: "unix",
             address: url.host.clone(),
             advice: advice(&source),
@@ -117,22 +183,22 @@ impl Listener {
 
     /// The bound TCP address; `None` for a Unix socket.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        match self {
-            Listener::Tcp(listener) => listener.local_addr().ok(),
-            Listener::Unix(..) => None,
+        match &self.socket {
+            Socket::Tcp(listener) => listener.local_addr().ok(),
+            Socket::Unix(..) => None,
         }
     }
 
     /// The next connection, with the peer's address where it has one.
     pub(crate) async fn accept(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
-        match self {
-            Listener::Tcp(listener) => {
+        match &self.socket {
+            Socket::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
                 // Small answers must not wait for a full segment.
                 stream.set_nodelay(true)?;
                 Ok((Stream::Tcp(stream), Some(address)))
             }
-            Listener::Unix(listener, _) => {
+            Socket::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
                 Ok((Stream::Unix(stream), None))
             }
@@ -140,9 +206,9 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for Socket {
     fn drop(&mut self) {
-        if let Listener::Unix(_, path) = self {
+        if let Socket::Unix(_, path) = self {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -164,6 +230,22 @@ macro_rules! each {
             Stream::Unix($inner) => $call,
         }
     };
+}
+
+impl Stream {
+    /// Waits for the first byte and leaves it there; `None` at the end of the stream.
+    pub(crate) async fn first_byte(&self) -> io::Result<Option<u8>> {
+        let mut byte = [0];
+        let peeked = each!(self, inner => {
+            inner
+                .async_io(Interest::READABLE, || {
+                    let (_, count) = recv(inner, &mut byte, RecvFlags::PEEK)?;
+                    Ok(count)
+                })
+                .await?
+        });
+        Ok((peeked > 0).then_some(byte[0]))
+    }
 }
 
 impl AsyncRead for Stream {

@@ -1,8 +1,8 @@
 //! Accepting connections and serving them until shutdown.
 //!
 //! Input: a [`Listener`] and a [`Handler`]. Output: one handler call per request. HTTP/2 with
-//! prior knowledge and HTTP/1.1 are told apart by the first bytes of the connection. Requests whose
-//! `:authority` is a URL are answered too (see [`crate::authority`]).
+//! prior knowledge and HTTP/1.1 are told apart by the first bytes of the connection, within TLS too.
+//! Requests whose `:authority` is a URL are answered too (see [`crate::authority`]).
 //!
 //! **Invariant:** every connection task ends: by itself, by the graceful signal, or at the
 //! deadline of [`Server::shutdown`].
@@ -26,8 +26,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::authority::Mended;
-use crate::listen::Listener;
-use crate::timed_io::TimedIo;
+use crate::listen::{Listener, Security, Stream};
+use crate::tls::{Handshakes, Identity, Io};
 
 /// Any error of a body or a service.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -44,6 +44,10 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
 pub struct Connection {
     /// The peer's address; `None` on Unix sockets.
     pub peer: Option<SocketAddr>,
+    /// Whether the connection is encrypted.
+    pub secure: bool,
+    /// Who the peer is, by a certificate that was checked; `None` if none was asked for.
+    pub identity: Option<Arc<Identity>>,
 }
 
 /// Answers requests.
@@ -71,6 +75,10 @@ pub struct Options {
     pub max_connections: usize,
     /// How many are open; for who wants to look at it.
     pub open: Arc<AtomicUsize>,
+    /// How long a peer may take for the TLS handshake; etcd gives it as long.
+    pub handshake_timeout: Duration,
+    /// TLS handshakes that run at the same time; more wait for their turn.
+    pub max_handshakes: usize,
 }
 
 impl Default for Options {
@@ -82,6 +90,8 @@ impl Default for Options {
             write_stall: None,
             max_connections: 65_536,
             open: Arc::default(),
+            handshake_timeout: Duration::from_secs(10),
+            max_handshakes: 1024,
         }
     }
 }
@@ -105,6 +115,7 @@ impl Server {
     pub fn start(listeners: Vec<Listener>, handler: Arc<dyn Handler>, options: Options) -> Self {
         let (stop, stopped) = watch::channel(false);
         let open = options.open.clone();
+        let handshakes = Arc::new(Handshakes::new(&options));
         let mut accepting = JoinSet::new();
         for listener in listeners {
             let task = accept_loop(
@@ -113,6 +124,7 @@ impl Server {
                 options.clone(),
                 stopped.clone(),
                 open.clone(),
+                handshakes.clone(),
             );
             accepting.spawn(task);
         }
@@ -135,8 +147,10 @@ async fn accept_loop(
     options: Options,
     mut stopped: watch::Receiver<bool>,
     open: Arc<AtomicUsize>,
+    handshakes: Arc<Handshakes>,
 ) {
     let builder = Arc::new(builder(&options));
+    let server = Arc::new(Served { builder, handler, handshakes });
     let for_connections = stopped.clone();
     // Dropping the set cuts the connections that did not end by themselves.
     let mut connections = JoinSet::new();
@@ -147,11 +161,11 @@ async fn accept_loop(
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = listener.accept(), if room => match accepted {
                 Ok((stream, peer)) => {
-                    let task = serve_connection(
-                        builder.clone(),
-                        TokioIo::new(Mended::new(TimedIo::new(stream, options.write_stall))),
-                        Connection { peer },
-                        handler.clone(),
+                    let task = serve_stream(
+                        server.clone(),
+                        stream,
+                        peer,
+                        listener.security.clone(),
                         for_connections.clone(),
                         Counted::new(open.clone()),
                     );
@@ -205,20 +219,44 @@ fn builder(options: &Options) -> auto::Builder<TokioExecutor> {
     builder
 }
 
-async fn serve_connection(
+/// What the connections of a listener share.
+struct Served {
     builder: Arc<auto::Builder<TokioExecutor>>,
-    io: TokioIo<Mended<TimedIo<crate::Stream>>>,
-    connection: Connection,
     handler: Arc<dyn Handler>,
+    handshakes: Arc<Handshakes>,
+}
+
+async fn serve_stream(
+    server: Arc<Served>,
+    stream: Stream,
+    peer: Option<SocketAddr>,
+    security: Security,
     mut stopped: watch::Receiver<bool>,
     _counted: Counted,
 ) {
+    let secured = tokio::select! {
+        secured = server.handshakes.secure(stream, peer, security) => secured,
+        _ = stop_asked(&mut stopped) => return,
+    };
+    let Some((io, identity)) = secured else { return };
+    let connection = Connection { peer, secure: io.is_tls(), identity };
+    serve_connection(server, io, connection, stopped).await;
+}
+
+async fn serve_connection(
+    server: Arc<Served>,
+    io: Io,
+    connection: Connection,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let handler = server.handler.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(connection.clone());
         let answer = handler.call(request);
         async move { Ok::<_, std::convert::Infallible>(answer.await) }
     });
-    let serving = builder.serve_connection_with_upgrades(io, service);
+    let io = TokioIo::new(Mended::new(io));
+    let serving = server.builder.serve_connection_with_upgrades(io, service);
     tokio::pin!(serving);
     let mut ended = None;
     tokio::select! {
