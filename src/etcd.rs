@@ -6,11 +6,11 @@
 
 mod check;
 mod help;
+mod tls;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use mainstay_net::{ListenUrl, Listener};
 use mainstay_store::serve::{self, ServeOptions, Serving};
 use mainstay_store::{Builder, SERVER_VERSION, StopReason, Store, StoreConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -19,6 +19,7 @@ use crate::flags::table::{Effect, FLAGS};
 use crate::flags::{FlagError, Values};
 use crate::logging::{self, LogOptions};
 use crate::{complain, print};
+use tls::{Sockets, Tls};
 
 /// How long requests may take to end after the signal to stop.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
@@ -77,30 +78,6 @@ fn version_text() -> String {
     )
 }
 
-/// The sockets of one member, bound before anything is written to disk.
-struct Sockets {
-    clients: Vec<Listener>,
-    clients_http: Vec<Listener>,
-    metrics: Vec<Listener>,
-    peers: Vec<Listener>,
-}
-
-impl Sockets {
-    fn bind(checked: &check::Checked, reuse_port: bool) -> Result<Self, String> {
-        let bind = |urls: &[ListenUrl]| {
-            urls.iter()
-                .map(|url| Listener::bind(url, reuse_port).map_err(|error| error.to_string()))
-                .collect::<Result<Vec<_>, _>>()
-        };
-        Ok(Sockets {
-            peers: bind(&checked.listen_peer)?,
-            clients: bind(&checked.listen_client)?,
-            clients_http: bind(&checked.listen_client_http)?,
-            metrics: bind(&checked.listen_metrics)?,
-        })
-    }
-}
-
 fn start(values: &Values, arguments: &[String]) -> Result<ExitCode, String> {
     tracing::info!(args = ?arguments, "Running: ");
     for warning in &values.warnings {
@@ -133,16 +110,18 @@ fn start(values: &Values, arguments: &[String]) -> Result<ExitCode, String> {
 
 async fn run(values: &Values, checked: check::Checked) -> Result<ExitCode, String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot watch signals: {error}"))?;
-    let sockets = Sockets::bind(&checked, values.switch("socket-reuse-port"))?;
+    let tls = Tls::load(values, &checked)?;
+    let sockets = Sockets::bind(&checked, &tls, values.switch("socket-reuse-port"))
+        .map_err(|error| error.to_string())?;
     log_start(&checked);
-    let opening = Builder::new(checked.store.clone()).peer_listeners(sockets.peers).open();
+    let mut builder = Builder::new(checked.store.clone()).peer_listeners(sockets.peers);
+    if let Some(tls) = tls.dial {
+        builder = builder.peer_tls(tls);
+    }
+    let opening = builder.open();
     let store = tokio::select! {
         opened = opening => opened.map_err(|error| error.to_string())?,
         signal = signals.next() => return Ok(signals.die_of(signal)),
-    };
-    let list = |name| -> Vec<String> {
-        let words = values.text(name).split(',').filter(|word| !word.is_empty());
-        words.map(str::to_owned).collect()
     };
     let options = ServeOptions {
         max_request_bytes: checked.store.max_request_bytes,
@@ -155,8 +134,8 @@ async fn run(values: &Values, checked: check::Checked) -> Result<ExitCode, Strin
         extensive_metrics: values.text("metrics") == "extensive",
         slow_request: values.duration("warning-unary-request-duration"),
         gateway: values.switch("enable-grpc-gateway"),
-        cors: list("cors"),
-        host_whitelist: list("host-whitelist"),
+        cors: values.list("cors"),
+        host_whitelist: values.list("host-whitelist"),
     };
     // Metrics and health answer while the member still waits for the others.
     let Sockets { clients, clients_http, metrics, .. } = sockets;
@@ -209,11 +188,15 @@ fn log_ready(checked: &check::Checked) {
     let clients = checked.listen_client.iter().map(|url| (traffic, url));
     let clients_http = checked.listen_client_http.iter().map(|url| ("http", url));
     for (traffic, url) in clients.chain(clients_http) {
-        tracing::info!(
-            traffic,
-            address = %url,
-            "serving client traffic insecurely; this is strongly discouraged!"
-        );
+        if url.is_tls() {
+            tracing::info!(traffic, address = %url, "serving client traffic securely");
+        } else {
+            tracing::info!(
+                traffic,
+                address = %url,
+                "serving client traffic insecurely; this is strongly discouraged!"
+            );
+        }
     }
 }
 

@@ -33,11 +33,6 @@ fn listen_urls(values: &Values, flag: &str) -> Result<Vec<ListenUrl>, String> {
     let urls = urls(values, flag)?;
     for url in &urls {
         url.check_bindable().map_err(|error| error.to_string())?;
-        if url.is_tls() {
-            return Err(format!(
-                "--{flag}: {url} asks for TLS, which is not built in this version; use http:// or unix://"
-            ));
-        }
     }
     Ok(urls)
 }
@@ -278,9 +273,6 @@ mod tests {
         assert!(mistake(&["--max-learners=-1"]).contains("--max-learners"));
         assert!(mistake(&["--name="]).contains("couldn't find local name \"\""));
         assert!(mistake(&["--listen-peer-urls", "127.0.0.1:2380"]).contains("URL scheme must be"));
-        assert!(
-            mistake(&["--listen-peer-urls", "https://127.0.0.1:2380"]).contains("asks for TLS")
-        );
         assert!(mistake(&["--initial-cluster", "http://a:1"]).contains("NAME=URL"));
     }
 }

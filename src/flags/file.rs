@@ -63,7 +63,9 @@ impl Values {
         for (key, value) in keys {
             let name = match key.as_str() {
                 "skip-client-san-verification" => "peer-skip-client-san-verification".to_string(),
-                "allowed-cn" | "allowed-cns" => "peer-cert-allowed-cn".to_string(),
+                "allowed-cn" | "allowed-cns" if !prefix.is_empty() => {
+                    "peer-cert-allowed-cn".to_string()
+                }
                 "allowed-hostname" | "allowed-hostnames" if prefix.is_empty() => {
                     "client-cert-allowed-hostname".to_string()
                 }

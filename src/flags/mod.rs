@@ -285,6 +285,11 @@ impl Values {
         parse_gates(self.text(name)).expect("gates are checked when they are assigned")
     }
 
+    /// The words of a list with commas between them.
+    pub(crate) fn list(&self, name: &str) -> Vec<String> {
+        self.text(name).split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    }
+
     /// A flag of kind `Integer`.
     pub(crate) fn integer(&self, name: &str) -> i64 {
         self.text(name).parse().expect("numbers are checked when they are assigned")

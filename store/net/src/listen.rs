@@ -39,6 +39,12 @@ pub enum BindError {
         "TLS key/cert (--cert-file, --key-file) must be provided for client url {0} with HTTPS scheme"
     )]
     NoTls(ListenUrl),
+    /// The same for peers and metrics.
+    #[error(
+        "cannot listen on TLS for {0}: KeyFile and CertFile are not presented; name them with \
+         --cert-file and --key-file, and for peers with --peer-cert-file and --peer-key-file"
+    )]
+    NoPeerTls(ListenUrl),
 }
 
 fn advice(error: &io::Error) -> &'static str {
@@ -121,6 +127,20 @@ impl Listener {
             });
         }
         Ok(listeners)
+    }
+
+    /// Binds the URLs of the peer port, or of metrics. Those of `https` and `unixs` speak TLS.
+    pub fn bind_each(
+        urls: &[ListenUrl],
+        tls: Option<&ServerTls>,
+        reuse_port: bool,
+    ) -> Result<Vec<Self>, BindError> {
+        let bind = |url: &ListenUrl| match tls {
+            None if url.is_tls() => Err(BindError::NoPeerTls(url.clone())),
+            Some(tls) if url.is_tls() => Ok(Self::bind(url, reuse_port)?.with_tls(tls.clone())),
+            _ => Self::bind(url, reuse_port),
+        };
+        urls.iter().map(bind).collect()
     }
 
     /// Every connection speaks TLS.

@@ -1,6 +1,7 @@
 //! Connections to peers: the trait that everything above dials through, and its plain form.
 //!
-//! **Invariant:** nothing else in this crate opens a socket, so TLS is another [`Dialer`].
+//! **Invariant:** nothing else in this crate opens a socket, so TLS is another [`Dialer`] over
+//! [`connect`].
 
 use std::io;
 use std::time::Duration;
@@ -38,20 +39,27 @@ const KEEPALIVE_PROBES: u32 = 3;
 impl Dialer for PlainDialer {
     fn dial<'a>(&'a self, url: &'a PeerUrl) -> BoxFuture<'a, io::Result<BoxedIo>> {
         Box::pin(async move {
-            match url.scheme() {
-                Scheme::Http => {
-                    let stream = TcpStream::connect(url.address()).await?;
-                    stream.set_nodelay(true)?;
-                    keep_alive(&stream)?;
-                    Ok(Box::new(stream) as BoxedIo)
-                }
-                Scheme::Unix => Ok(Box::new(UnixStream::connect(url.address()).await?) as BoxedIo),
-                Scheme::Https | Scheme::Unixs => Err(io::Error::new(
+            if url.scheme().is_tls() {
+                return Err(io::Error::new(
                     io::ErrorKind::Unsupported,
                     format!("peer URL {url} needs TLS, and no peer certificates are configured"),
-                )),
+                ));
             }
+            connect(url).await
         })
+    }
+}
+
+/// Connects a socket, on which nothing has been said yet.
+pub async fn connect(url: &PeerUrl) -> io::Result<BoxedIo> {
+    match url.scheme() {
+        Scheme::Http | Scheme::Https => {
+            let stream = TcpStream::connect(url.address()).await?;
+            stream.set_nodelay(true)?;
+            keep_alive(&stream)?;
+            Ok(Box::new(stream))
+        }
+        Scheme::Unix | Scheme::Unixs => Ok(Box::new(UnixStream::connect(url.address()).await?)),
     }
 }
 

@@ -37,7 +37,7 @@ mod version;
 pub use body::PeerBody;
 pub use client::{Client, ClientError, RemoteCluster};
 pub use config::{Config, Timing};
-pub use dial::{BoxedIo, Dialer, Io, PlainDialer};
+pub use dial::{BoxedIo, Dialer, Io, PlainDialer, connect};
 pub use host::*;
 pub use http_client::RequestError;
 pub use metrics::{Counter, Gauge, Histogram, Metrics, PeerMetrics};

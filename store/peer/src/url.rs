@@ -32,6 +32,11 @@ impl Scheme {
             Scheme::Unixs => "unixs",
         }
     }
+
+    /// Whether the connection is encrypted.
+    pub fn is_tls(self) -> bool {
+        matches!(self, Scheme::Https | Scheme::Unixs)
+    }
 }
 
 /// One address of a peer.
@@ -67,6 +72,11 @@ impl PeerUrl {
     /// `host:port`, or the file of a Unix socket.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The host, with brackets if it is an address of IPv6; what its certificate must be valid for.
+    pub fn host(&self) -> &str {
+        self.address.rsplit_once(':').map_or(self.address.as_str(), |(host, _)| host)
     }
 }
 
@@ -195,6 +205,8 @@ mod tests {
             assert_eq!(url(text).to_string(), text);
         }
         assert_eq!(url(" HTTP://a:1 ").to_string(), "http://a:1");
+        assert_eq!(url("https://[::1]:2380").host(), "[::1]");
+        assert_eq!(url("unixs://localhost:m10").host(), "localhost");
         for text in ["", "a:1", "ftp://a:1", "://a:1"] {
             assert!(matches!(text.parse::<PeerUrl>(), Err(UrlError::Scheme(_))), "{text}");
         }

@@ -36,6 +36,7 @@ mod compaction;
 mod config;
 mod core;
 mod corruption;
+mod dial;
 mod engine_home;
 mod error;
 mod fatal;

@@ -23,7 +23,7 @@ use mainstay_log::Observer;
 use mainstay_mvcc::lease::LessorOptions;
 use mainstay_mvcc::version::SERVER_VERSION;
 use mainstay_net::Listener;
-use mainstay_peer::{Client, Peers, PlainDialer, Scheme};
+use mainstay_peer::{Client, Dialer, Peers};
 use mainstay_watch::{Driver, HubConfig};
 use tokio::sync::watch;
 use tokio::task::JoinHandle as Task;
@@ -80,15 +80,17 @@ impl Observer for LogTimes {
 }
 
 impl Member {
-    /// Starts a member. `listeners` are the bound peer port, if it has one.
+    /// Starts a member. `listeners` are the bound peer port, if it has one, and `dialer` is the
+    /// way to the others.
     pub(crate) async fn start(
         config: StoreConfig,
         listeners: Vec<Listener>,
+        dialer: Arc<dyn Dialer>,
         hook: FatalHook,
     ) -> Result<Self, StartError> {
         let runtime = tokio::runtime::Handle::current();
         let metrics = Arc::new(Metrics::new());
-        let client = Client::new(Arc::new(PlainDialer), runtime.clone());
+        let client = Client::new(dialer.clone(), runtime.clone());
         let ground = Ground::new(&config, Arc::new(LogTimes(metrics.clone())));
         let limits = ground.limits;
         let Booted { identity, home, generation, machine, wal, start, remotes } =
@@ -96,7 +98,7 @@ impl Member {
         metrics.set_member(identity.member_id);
 
         let own = identity.member_id;
-        let network = network(&config, identity, &listeners, &runtime)?;
+        let network = network(&config, identity, &listeners, dialer, &runtime)?;
         let (home, generation) = (Arc::new(home), Arc::new(generation));
         let snap_dir = config.snap_dir();
         let state = machine.status();
@@ -288,6 +290,7 @@ fn network(
     config: &StoreConfig,
     identity: crate::core::Identity,
     listeners: &[Listener],
+    dialer: Arc<dyn Dialer>,
     runtime: &tokio::runtime::Handle,
 ) -> Result<Network, StartError> {
     if listeners.is_empty() {
@@ -299,17 +302,13 @@ fn network(
             source: std::io::Error::other(error),
         }
     })?;
-    if let Some(url) = urls.iter().find(|url| matches!(url.scheme(), Scheme::Https | Scheme::Unixs))
-    {
-        return Err(StartError::PeerTls(url.to_string()));
-    }
     let version = SERVER_VERSION;
     let peers = mainstay_peer::Config {
         local: identity.member_id,
         cluster: identity.cluster_id,
         version: mainstay_peer::Version::new(version.major, version.minor, version.patch),
         peer_urls: urls,
-        dialer: Arc::new(PlainDialer),
+        dialer,
         timing: mainstay_peer::Timing::default(),
     };
     Ok(Network::of(Peers::new(peers, runtime.clone())))

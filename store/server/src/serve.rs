@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
-use mainstay_net::{Body, Handler, Listener, Options, Server};
+use mainstay_net::{Body, Connection, Handler, Listener, Options, Server};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -227,7 +227,9 @@ impl Handler for Front {
         let (api, http, access) = (self.api.clone(), self.http.clone(), self.access.clone());
         let gateway = self.gateway && gateway::is_below(request.uri().path());
         Box::pin(async move {
-            if let Some(host) = access.unknown_host(&request) {
+            // Only where no certificate names the host.
+            let plain = !request.extensions().get::<Connection>().is_some_and(|on| on.secure);
+            if let (true, Some(host)) = (plain, access.unknown_host(&request)) {
                 return http.misdirected(&host);
             }
             let origin = access::origin(&request);

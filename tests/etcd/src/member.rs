@@ -90,6 +90,15 @@ impl Member {
         })
     }
 
+    /// The same member with TLS on both ports.
+    #[must_use]
+    pub fn with_tls(mut self) -> Self {
+        for url in [&mut self.client_url, &mut self.peer_url] {
+            *url = url.replace("http:", "https:");
+        }
+        self
+    }
+
     /// The arguments that come after the usual ones.
     pub fn arguments(&self) -> &[String] {
         &self.arguments
@@ -266,6 +275,27 @@ impl Cluster {
         for (at, program) in programs.iter().enumerate() {
             members.push(Member::new(*program, &format!("m{at}"), dir.path())?);
         }
+        Self::found(dir, members, arguments).await
+    }
+
+    /// The same with TLS on all ports, which the arguments have to give certificates for.
+    pub async fn start_secure(
+        dir: TempDir,
+        programs: &[Program],
+        arguments: impl Fn(Program) -> Vec<String>,
+    ) -> Result<Self> {
+        let mut members = Vec::new();
+        for (at, program) in programs.iter().enumerate() {
+            members.push(Member::new(*program, &format!("m{at}"), dir.path())?.with_tls());
+        }
+        Self::found(dir, members, arguments).await
+    }
+
+    async fn found(
+        dir: TempDir,
+        mut members: Vec<Member>,
+        arguments: impl Fn(Program) -> Vec<String>,
+    ) -> Result<Self> {
         let list: Vec<String> =
             members.iter().map(|member| format!("{}={}", member.name, member.peer_url)).collect();
         let list = list.join(",");

@@ -185,7 +185,40 @@ fn https_without_a_certificate() {
     let mut start = Start::new();
     let url = start.client.replace("http:", "https:");
     start.set("listen-client-urls", &url).set("advertise-client-urls", &url);
-    start.run().says(1, &["--listen-client-urls", &url, "TLS"]);
+    let key_pair = "TLS key/cert (--cert-file, --key-file) must be provided for client url";
+    start.run().says(1, &[key_pair, &url, "with HTTPS scheme"]);
+    let mut start = Start::new();
+    let url = format!("https://127.0.0.1:{}", free_port().unwrap());
+    start.set("listen-peer-urls", &url);
+    start.run().says(1, &[&url, "KeyFile and CertFile are not presented", "--peer-cert-file"]);
+}
+
+#[test]
+fn tls_flags_that_do_not_fit() {
+    let secure = || {
+        let mut start = Start::new();
+        let url = start.client.replace("http:", "https:");
+        start.set("listen-client-urls", &url).set("advertise-client-urls", &url);
+        start
+    };
+    secure()
+        .set("cert-file", "/nowhere/cert.pem")
+        .set("key-file", "/nowhere/key.pem")
+        .run()
+        .says(1, &["/nowhere/cert.pem", "No such file"]);
+    secure()
+        .set("cert-file", "/nowhere/cert.pem")
+        .run()
+        .says(1, &["KeyFile and CertFile must both be present[key: , cert: /nowhere/cert.pem]"]);
+    secure()
+        .set("cipher-suites", "TLS_NONE")
+        .run()
+        .says(1, &["unexpected TLS cipher suite \"TLS_NONE\""]);
+    secure()
+        .set("tls-min-version", "TLS1.3")
+        .set("tls-max-version", "TLS1.2")
+        .run()
+        .says(1, &["min version (TLS1.3) is greater than max version (TLS1.2)"]);
 }
 
 #[test]

@@ -10,20 +10,7 @@
 //! **Invariants:** a set of files that does not work never replaces one that does, and is warned of
 //! once; no connection is resumed past the checks of its certificate.
 //!
-//! What differs from etcd:
-//!
-//! - A certificate of X.509 version 1 is refused, but for a CA. So are RSA keys below 2048 bits.
-//! - A certificate that may sign others does not pass as a client's or a server's own, unless it
-//!   stands in the CA file itself.
-//! - CBC suites and suites without forward secrecy are not offered.
-//! - A revoked certificate is refused in the handshake, with an alert that says so; etcd ends the
-//!   connection after the handshake without one.
-//! - With TLS 1.2 a client without a certificate hears `certificate required` too, and one that
-//!   speaks only TLS 1.1 `handshake failure`.
-//! - `http/1.1` is a protocol that can be negotiated; etcd serves such clients without naming it.
-//! - A CA or revocation list that cannot be read is an error at the start. Later, the one that was
-//!   read before stays in use; etcd lets nobody in while a revocation list cannot be read.
-//! - `--auto-tls` replaces its certificate when it has expired.
+//! What differs from etcd stands in docs/differences.md.
 
 mod accept;
 mod addresses;

@@ -4,7 +4,7 @@ use mainstay_net::tls::{Port, TlsOptions};
 use rcgen::ExtendedKeyUsagePurpose;
 
 use crate::common::{Log, ask, dial, get, plain_client, refused, serve};
-use crate::pki::{Ca, Leaf};
+use crate::pki::{Ca, Leaf, OptionsOf as _};
 
 static TLS12: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS12];
 static TLS13: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use mainstay_net::tls::{ClientTls, Port, ServerTls, TlsOptions};
 
 use crate::common::{get, serve};
-use crate::pki::{Ca, Leaf};
+use crate::pki::{Ca, Leaf, OptionsOf as _};
 
 fn server_error(options: &TlsOptions) -> String {
     ServerTls::load(options, Port::Client).expect_err("the options do not do").to_string()

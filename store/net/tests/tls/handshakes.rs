@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::common::{Endless, Log, ask, dial, get, listener, plain_client, serve, serve_on};
-use crate::pki::{Ca, Leaf};
+use crate::pki::{Ca, Leaf, OptionsOf as _};
 
 static TLS12: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS12];
 static TLS13: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];

@@ -7,7 +7,7 @@ use mainstay_net::tls::{ClientTls, Port, TlsOptions, auto_tls};
 use tokio::net::TcpStream;
 
 use crate::common::{Running, ask, get, refused, serve};
-use crate::pki::{Ca, Leaf};
+use crate::pki::{Ca, Leaf, OptionsOf as _};
 
 fn open(ca: &Ca, leaf: Leaf<'_>) -> Running {
     let name = format!("server-{}", leaf.cn);

@@ -16,7 +16,7 @@ use rustls::pki_types::pem::PemObject;
 use std::sync::Arc;
 
 use crate::common::{Log, Running, dial, get, plain_client, refused, serve};
-use crate::pki::{Ca, Leaf};
+use crate::pki::{Ca, Leaf, OptionsOf as _};
 
 static BOTH: &[&rustls::SupportedProtocolVersion] =
     &[&rustls::version::TLS13, &rustls::version::TLS12];

@@ -259,9 +259,6 @@ pub enum StartError {
     /// The peer port.
     #[error(transparent)]
     Bind(#[from] mainstay_net::BindError),
-    /// This build speaks to peers without encryption only.
-    #[error("peer URL {0}: TLS between members is not built yet in this version; use http://")]
-    PeerTls(String),
 }
 
 /// Everything that a member starts from.

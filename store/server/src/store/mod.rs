@@ -18,12 +18,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mainstay_net::Listener;
+use mainstay_net::tls::ClientTls;
+use mainstay_peer::{Dialer, PlainDialer};
 use mainstay_proto::etcdserverpb as pb;
 use mainstay_proto::mvccpb::KeyValue;
 
 use crate::bootstrap::StartError;
 use crate::config::{EngineKind, StoreConfig};
 use crate::core::Core;
+use crate::dial::TlsDialer;
 use crate::error::{Error, Result};
 use crate::fatal::{FatalHook, StopReason};
 use crate::member::Member;
@@ -49,13 +52,20 @@ pub struct Builder {
     config: StoreConfig,
     hook: FatalHook,
     listeners: Vec<Listener>,
+    dialer: Arc<dyn Dialer>,
     temporary: Option<tempfile::TempDir>,
 }
 
 impl Builder {
     /// A store with this configuration.
     pub fn new(config: StoreConfig) -> Self {
-        Self { config, hook: Arc::new(|_| {}), listeners: Vec::new(), temporary: None }
+        Self {
+            config,
+            hook: Arc::new(|_| {}),
+            listeners: Vec::new(),
+            dialer: Arc::new(PlainDialer),
+            temporary: None,
+        }
     }
 
     /// Changes the configuration.
@@ -81,16 +91,22 @@ impl Builder {
         self
     }
 
+    /// TLS towards other members. Without it members whose URL asks for TLS are out of reach.
+    #[must_use]
+    pub fn peer_tls(mut self, tls: ClientTls) -> Self {
+        self.dialer = Arc::new(TlsDialer(tls));
+        self
+    }
+
     /// Starts the store. Must be called inside a tokio runtime.
     pub async fn open(mut self) -> Result<Store, StartError> {
         if self.listeners.is_empty() {
             for text in &self.config.listen_peer_urls {
-                for url in mainstay_net::parse_urls(text).map_err(MemberUrlError::from)? {
-                    self.listeners.push(Listener::bind(&url, false)?);
-                }
+                let urls = mainstay_net::parse_urls(text).map_err(MemberUrlError::from)?;
+                self.listeners.extend(Listener::bind_each(&urls, None, false)?);
             }
         }
-        let member = Member::start(self.config, self.listeners, self.hook).await?;
+        let member = Member::start(self.config, self.listeners, self.dialer, self.hook).await?;
         Ok(Store { member, _temporary: self.temporary })
     }
 }
