@@ -130,6 +130,10 @@ async fn run(values: &Values, checked: check::Checked) -> Result<ExitCode, Strin
         keepalive_interval: Some(values.duration("grpc-keepalive-interval"))
             .filter(|interval| !interval.is_zero()),
         keepalive_timeout: values.duration("grpc-keepalive-timeout"),
+        keepalive_min_time: Some(values.duration("grpc-keepalive-min-time"))
+            .filter(|time| !time.is_zero())
+            // What grpc-go does when it is told nothing.
+            .unwrap_or(Duration::from_secs(300)),
         reflection: values.switch("enable-grpc-reflection"),
         extensive_metrics: values.text("metrics") == "extensive",
         slow_request: values.duration("warning-unary-request-duration"),

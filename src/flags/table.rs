@@ -193,7 +193,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         "grpc-keepalive-min-time",
         Kind::Duration,
         "5s",
-        Effect::Differs("clients that ping more often are tolerated in this version"),
+        H,
         "Shortest time between pings of a client.",
     ),
     flag(

@@ -11,6 +11,7 @@
 mod authority;
 mod hpack;
 mod listen;
+mod pings;
 mod serve;
 mod timed_io;
 pub mod tls;

@@ -27,6 +27,7 @@ use tokio::task::JoinSet;
 
 use crate::authority::Mended;
 use crate::listen::{Listener, Security, Stream};
+use crate::pings::Policed;
 use crate::tls::{Handshakes, Identity, Io};
 
 /// Any error of a body or a service.
@@ -68,6 +69,9 @@ pub struct Options {
     pub keepalive_interval: Option<Duration>,
     /// How long a ping may stay unanswered.
     pub keepalive_timeout: Duration,
+    /// Shortest time between two pings of an HTTP/2 client with open streams; clients that ping
+    /// more often are cut off. `None` lets them.
+    pub ping_min_time: Option<Duration>,
     /// How long the other side of a connection may take none of the bytes that wait for it, before
     /// the connection is cut; `None` waits for as long as the system does.
     pub write_stall: Option<Duration>,
@@ -87,6 +91,7 @@ impl Default for Options {
             max_concurrent_streams: u32::MAX,
             keepalive_interval: Some(Duration::from_secs(2 * 60 * 60)),
             keepalive_timeout: Duration::from_secs(20),
+            ping_min_time: None,
             write_stall: None,
             max_connections: 65_536,
             open: Arc::default(),
@@ -150,7 +155,8 @@ async fn accept_loop(
     handshakes: Arc<Handshakes>,
 ) {
     let builder = Arc::new(builder(&options));
-    let server = Arc::new(Served { builder, handler, handshakes });
+    let ping_min_time = options.ping_min_time;
+    let server = Arc::new(Served { builder, handler, handshakes, ping_min_time });
     let for_connections = stopped.clone();
     // Dropping the set cuts the connections that did not end by themselves.
     let mut connections = JoinSet::new();
@@ -224,6 +230,7 @@ struct Served {
     builder: Arc<auto::Builder<TokioExecutor>>,
     handler: Arc<dyn Handler>,
     handshakes: Arc<Handshakes>,
+    ping_min_time: Option<Duration>,
 }
 
 async fn serve_stream(
@@ -255,7 +262,7 @@ async fn serve_connection(
         let answer = handler.call(request);
         async move { Ok::<_, std::convert::Infallible>(answer.await) }
     });
-    let io = TokioIo::new(Mended::new(io));
+    let io = TokioIo::new(Policed::new(Mended::new(io), server.ping_min_time));
     let serving = server.builder.serve_connection_with_upgrades(io, service);
     tokio::pin!(serving);
     let mut ended = None;

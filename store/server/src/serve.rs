@@ -37,6 +37,9 @@ pub struct ServeOptions {
     pub keepalive_interval: Option<Duration>,
     /// How long a ping may stay unanswered.
     pub keepalive_timeout: Duration,
+    /// Shortest time between two pings of a client with open streams; who pings more often is cut
+    /// off.
+    pub keepalive_min_time: Duration,
     /// Whether gRPC reflection is served.
     pub reflection: bool,
     /// Whether durations of calls are measured.
@@ -59,6 +62,7 @@ impl Default for ServeOptions {
             max_concurrent_streams: net.max_concurrent_streams,
             keepalive_interval: net.keepalive_interval,
             keepalive_timeout: net.keepalive_timeout,
+            keepalive_min_time: Duration::from_secs(5),
             reflection: false,
             extensive_metrics: false,
             slow_request: Duration::from_millis(300),
@@ -104,6 +108,7 @@ impl Serving {
             max_concurrent_streams: options.max_concurrent_streams,
             keepalive_interval: options.keepalive_interval,
             keepalive_timeout: options.keepalive_timeout,
+            ping_min_time: Some(options.keepalive_min_time),
             ..Options::default()
         };
         let access = Arc::new(Access::new(options.cors, options.host_whitelist));
