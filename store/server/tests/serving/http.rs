@@ -53,7 +53,7 @@ async fn probes_get_etcds_answers() {
         ("/readyz/none", 404, "404 page not found\n"),
         ("/livez/linearizable_read", 404, "404 page not found\n"),
         ("/v2/keys/a", 404, "404 page not found\n"),
-        ("/v3/kv/range", 404, "404 page not found\n"),
+        ("/v3/kv/range", 501, r#"{"code":12,"message":"Method Not Allowed"}"#),
         ("/", 404, "404 page not found\n"),
     ] {
         let answer = get(url, path).await;
