@@ -102,6 +102,16 @@ fn auto_compaction(values: &Values) -> Result<AutoCompaction, String> {
     Ok(if period.is_zero() { AutoCompaction::Off } else { AutoCompaction::Periodic(period) })
 }
 
+/// `--disk-reserve-bytes`; nothing leaves it to the store.
+fn disk_reserve(values: &Values) -> Result<Option<u64>, String> {
+    match values.text("disk-reserve-bytes") {
+        "" => Ok(None),
+        bytes => bytes.parse().map(Some).map_err(|_| {
+            format!("invalid value {bytes:?} for flag -disk-reserve-bytes: a number of bytes is expected")
+        }),
+    }
+}
+
 /// Checks all values.
 pub(super) fn check(values: &Values) -> Result<Checked, String> {
     let listen_peer = listen_urls(values, "listen-peer-urls")?;
@@ -181,6 +191,7 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
         unsafe_no_fsync: values.switch("unsafe-no-fsync"),
         max_request_bytes: values.unsigned("max-request-bytes") as usize,
         max_txn_ops: values.unsigned("max-txn-ops") as usize,
+        disk_reserve_bytes: disk_reserve(values)?,
         quota_backend_bytes: values.integer("quota-backend-bytes"),
         max_learners: values.integer("max-learners") as usize,
         strict_reconfig_check: values.switch("strict-reconfig-check"),
@@ -270,6 +281,7 @@ mod tests {
             "expected IP in URL for binding (http://example.com:2379)"
         );
         assert!(mistake(&["--feature-gates", "Foo=true"]).contains("unrecognized feature gate"));
+        assert!(mistake(&["--disk-reserve-bytes=1G"]).contains("a number of bytes"));
         assert!(mistake(&["--max-learners=-1"]).contains("--max-learners"));
         assert!(mistake(&["--name="]).contains("couldn't find local name \"\""));
         assert!(mistake(&["--listen-peer-urls", "127.0.0.1:2380"]).contains("URL scheme must be"));

@@ -413,6 +413,15 @@ pub(crate) static FLAGS: &[Flag] = &[
     ),
     flag(
         "Clustering",
+        "disk-reserve-bytes",
+        Kind::Text,
+        "",
+        H,
+        "Room on the disk below which writes are refused; 256 MiB or a twentieth of the file system \
+         when empty, 0 never (Mainstay only).",
+    ),
+    flag(
+        "Clustering",
         "never-lead",
         Kind::Switch,
         "false",

@@ -102,6 +102,9 @@ pub struct StoreConfig {
     pub max_txn_ops: usize,
     /// Size of the engine above which writes are refused; 0: 2 GiB, negative: no limit.
     pub quota_backend_bytes: i64,
+    /// Room on the disk below which writes are refused; `None`: 256 MiB, but at most a twentieth of
+    /// the file system; 0: never.
+    pub disk_reserve_bytes: Option<u64>,
     /// Most learners at a time.
     pub max_learners: usize,
     /// Refuse changes of members that could cost the quorum.
@@ -202,6 +205,7 @@ impl StoreConfig {
             max_request_bytes: 3 << 19,
             max_txn_ops: 128,
             quota_backend_bytes: 0,
+            disk_reserve_bytes: None,
             max_learners: 1,
             strict_reconfig_check: true,
             auto_compaction: AutoCompaction::Off,

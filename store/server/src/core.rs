@@ -6,7 +6,7 @@
 //! **Invariant:** readers see only what is published: a view of the engine and the state that
 //! belongs to it, swapped as one by the apply thread.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -132,6 +132,8 @@ pub struct Core {
     pub(crate) compactions_done: AppliedIndex,
     pub(crate) hashes: CompactionHashes,
     pub(crate) large_reads: Arc<Semaphore>,
+    /// Whether the disk is almost full.
+    pub(crate) disk_low: AtomicBool,
     /// Whether this run has published its name and URLs to the cluster.
     pub(crate) ready: watch::Sender<bool>,
     /// Counts snapshots that replaced the state.
@@ -141,6 +143,14 @@ pub struct Core {
 }
 
 impl Core {
+    pub(crate) fn disk_is_low(&self) -> bool {
+        self.disk_low.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_disk_low(&self, low: bool) {
+        self.disk_low.store(low, Ordering::Relaxed);
+    }
+
     /// How many large reads may run at a time.
     pub(crate) fn large_reads() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(LARGE_READS))

@@ -198,11 +198,20 @@ impl Core {
         self.large_reads.clone().acquire_owned().await.map_err(|_| Error::Stopped)
     }
 
+    /// Whether a request of this cost does not fit into the quota.
+    pub(crate) fn is_over_quota(&self, cost: u64) -> bool {
+        let quota = self.config.quota();
+        cost > 0 && quota.is_some_and(|quota| self.usage().total_bytes + cost >= quota)
+    }
+
     /// Refuses a request that would not fit any more, and raises the alarm that makes every
     /// member refuse writes.
     pub(crate) async fn check_quota(&self, cost: u64) -> Result<()> {
-        let Some(quota) = self.config.quota() else { return Ok(()) };
-        if cost == 0 || self.usage().total_bytes + cost < quota {
+        if cost > 0 && self.disk_is_low() {
+            self.metrics.own.disk_refused.inc();
+            return Err(Error::NoSpace);
+        }
+        if !self.is_over_quota(cost) {
             return Ok(());
         }
         self.metrics.own.quota_refused.inc();

@@ -37,6 +37,7 @@ mod config;
 mod core;
 mod corruption;
 mod dial;
+mod disk;
 mod engine_home;
 mod error;
 mod fatal;

@@ -12,7 +12,7 @@
 //!
 //! **Invariant:** they end in this order, so nothing is lost between two of them.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -138,6 +138,7 @@ impl Member {
             compactions_done: AppliedIndex::new(state.compact_finished.max(0).unsigned_abs()),
             hashes: CompactionHashes::default(),
             large_reads: Core::large_reads(),
+            disk_low: AtomicBool::new(false),
             installed: watch::Sender::new(0),
             ready: watch::Sender::new(false),
             stop: on_fatal,

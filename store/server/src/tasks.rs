@@ -1,5 +1,5 @@
 //! What a member does by itself: publish its attributes, watch over the cluster version, end
-//! downgrades that are done, send read requests again, tell who is waited for.
+//! downgrades that are done, send read requests again, tell who is waited for, look at the disk.
 //!
 //! Input: time and leadership. Output: entries for the log.
 //! **Invariant:** every task ends when the member stops: they all run inside [`run`].
@@ -15,7 +15,7 @@ use mainstay_proto::membershippb::{
 
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::{auto_compaction, corruption, lease, version, waiting};
+use crate::{auto_compaction, corruption, disk, lease, version, waiting};
 
 /// How often the leader asks all members for their versions.
 const VERSION_INTERVAL: Duration = Duration::from_secs(4);
@@ -42,6 +42,7 @@ pub(crate) async fn run(core: Arc<Core>) {
             auto_compaction::run(core.clone()),
             waiting::run(core.clone()),
             corruption::run(core.clone()),
+            disk::run(core.clone()),
         )
     };
     tokio::select! {

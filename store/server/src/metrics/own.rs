@@ -15,6 +15,10 @@ pub(crate) struct Own {
     pub(crate) apply_lag_refused: IntCounter,
     /// Requests that did not fit into the quota.
     pub(crate) quota_refused: IntCounter,
+    /// Requests that were refused because the disk is almost full.
+    pub(crate) disk_refused: IntCounter,
+    disk_available: IntGaugeVec,
+    disk_reserve: IntGaugeVec,
     pub(crate) snapshots_staged: IntCounter,
     apply_lag: IntGauge,
     inbox_waiting: IntGaugeVec,
@@ -65,6 +69,20 @@ impl Own {
             quota_refused: r.counter(
                 "mainstay_quota_refused_total",
                 "Requests that were refused because they did not fit into the quota.",
+            ),
+            disk_refused: r.counter(
+                "mainstay_disk_refused_total",
+                "Requests that were refused because the disk is almost full.",
+            ),
+            disk_available: r.gauges(
+                "mainstay_disk_available_bytes",
+                "Room on the file system, of the data and of a separate log.",
+                &["place"],
+            ),
+            disk_reserve: r.gauges(
+                "mainstay_disk_reserve_bytes",
+                "Room below which writes are refused.",
+                &["place"],
             ),
             snapshots_staged: r.counter(
                 "mainstay_snapshots_staged_total",
@@ -127,6 +145,12 @@ impl Own {
                 "Times that events did not fit in front of the watch hub and were left to be read.",
             ),
         }
+    }
+
+    /// Takes in how much room a file system has.
+    pub(crate) fn disk(&self, place: &str, available: u64, reserve: u64) {
+        self.disk_available.with_label_values(&[place]).set(available as i64);
+        self.disk_reserve.with_label_values(&[place]).set(reserve as i64);
     }
 
     pub(super) fn refresh(&self, core: &Core) {
