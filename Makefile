@@ -7,12 +7,11 @@ PREFIX ?= /usr/local
 export CARGO_TARGET_DIR ?= $(CACHE)/target
 export MAINSTAY_PEERS ?= $(CACHE)/peers
 
-# RocksDB is hundreds of C++ files: a compiler cache shares them between profiles and clones.
-ifneq ($(shell command -v ccache 2>/dev/null),)
+# RocksDB is hundreds of C++ files: a compiler cache, which `deps` installs, shares them between
+# profiles and clones. Always the same compiler: another value would compile RocksDB again.
 export CCACHE_DIR ?= $(CACHE)/ccache
 export CC := ccache gcc
 export CXX := ccache g++
-endif
 
 .PHONY: help deps deps-test peers build run test lint bench interop install
 

@@ -51,9 +51,18 @@ struct Shared {
     poison: OnceLock<EngineError>,
     /// Bytes that were written since the last flush was started.
     active: AtomicU64,
+    size: Mutex<Size>,
+}
+
+/// What is known of the size beside `active`.
+#[derive(Default)]
+struct Size {
+    /// `None` if they have to be looked at again.
+    files: Option<Files>,
     /// Bytes of flushes that were started and are not known to be finished.
-    flushing: AtomicU64,
-    files: Mutex<Option<Files>>,
+    flushing: u64,
+    /// How often all flushes were found finished.
+    settled: u64,
 }
 
 /// Figures about files, and when they were taken.
@@ -110,8 +119,7 @@ impl RocksEngine {
             closed: AtomicBool::new(false),
             poison: OnceLock::new(),
             active: AtomicU64::new(0),
-            flushing: AtomicU64::new(0),
-            files: Mutex::new(None),
+            size: Mutex::default(),
         });
         Ok(Self { shared, reclaim: Arc::default(), gets: ReadOptions::default() })
     }
@@ -231,12 +239,20 @@ impl Shared {
         let mut options = FlushOptions::default();
         options.set_wait(wait);
         // Taken as a whole, so that two flushes at one time do not count the same bytes twice.
-        let started = self.active.swap(0, Ordering::Relaxed);
-        self.flushing.fetch_add(started, Ordering::Relaxed);
+        let (begun, settled) = {
+            let mut size = self.size();
+            size.flushing += self.active.swap(0, Ordering::Relaxed);
+            (size.flushing, size.settled)
+        };
         let flushed = self.db.flush_cfs_opt(&self.handles(), &options);
         flushed.map_err(|error| self.fail("flush", &error))?;
         if wait {
-            *self.files() = None;
+            // From here on the files have what was counted as on its way to them.
+            let mut size = self.size();
+            size.files = None;
+            if size.settled == settled {
+                size.flushing = size.flushing.saturating_sub(begun);
+            }
         }
         self.check_background()
     }
@@ -253,17 +269,18 @@ impl Shared {
         self.check()
     }
 
-    fn files(&self) -> MutexGuard<'_, Option<Files>> {
+    fn size(&self) -> MutexGuard<'_, Size> {
         // Plain numbers: a panic while they were replaced cannot leave them half written.
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+        self.size.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fresh_files(&self) -> Files {
-        let mut slot = self.files();
-        if let Some(files) = *slot
+    /// The files, and bytes that are on their way to them.
+    fn fresh_files(&self) -> (Files, u64) {
+        let mut size = self.size();
+        if let Some(files) = size.files
             && files.taken.elapsed() < FILES_FRESH
         {
-            return files;
+            return (files, size.flushing);
         }
         let mut files = Files { taken: Instant::now(), total: 0, live: 0 };
         let mut waiting = 0;
@@ -277,10 +294,11 @@ impl Shared {
             waiting += self.int(family, properties::NUM_IMMUTABLE_MEM_TABLE);
         }
         if waiting == 0 {
-            self.flushing.store(0, Ordering::Relaxed);
+            size.flushing = 0;
+            size.settled += 1;
         }
-        *slot = Some(files);
-        files
+        size.files = Some(files);
+        (files, size.flushing)
     }
 }
 
@@ -330,9 +348,8 @@ impl Engine for RocksEngine {
     }
 
     fn usage(&self) -> Usage {
-        let files = self.shared.fresh_files();
-        let memory_bytes = self.shared.active.load(Ordering::Relaxed)
-            + self.shared.flushing.load(Ordering::Relaxed);
+        let (files, flushing) = self.shared.fresh_files();
+        let memory_bytes = self.shared.active.load(Ordering::Relaxed) + flushing;
         let total_bytes = files.total + memory_bytes;
         Usage {
             total_bytes,

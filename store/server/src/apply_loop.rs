@@ -393,7 +393,11 @@ impl ApplyLoop {
             if let Some(revision) = slice.finished {
                 let since = self.compacting_since.take().unwrap_or(started);
                 metrics.finished(since.elapsed());
-                self.publish(current);
+                let published = self.publish(current);
+                // The hub's view is the last one from before the deletions: as long as it has it,
+                // no space is given back.
+                let view = Arc::new(WatchView::new(published));
+                self.core.watch.publish(watch::Published { view, revisions: Vec::new() });
                 self.core.compactions_done.advance(revision.unsigned_abs());
                 tracing::info!(revision, "finished a compaction");
             }

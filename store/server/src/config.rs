@@ -7,6 +7,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mainstay_mvcc::membership::member_id;
+
 use crate::urls::InitialCluster;
 
 /// Whether the member starts a cluster or joins one that runs.
@@ -307,6 +309,11 @@ impl StoreConfig {
     /// Where the engine lives.
     pub fn engine_dir(&self) -> PathBuf {
         self.member_dir().join("mainstay")
+    }
+
+    /// The id that this member has in a cluster that it founds.
+    pub fn founding_id(&self) -> u64 {
+        member_id(&self.advertise_peer_urls, &self.initial_cluster_token, None)
     }
 
     /// Whether `data_dir` holds a member already: it has a log.

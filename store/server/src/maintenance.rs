@@ -23,6 +23,8 @@ use crate::version;
 
 /// Pause between two looks whether space is still being given back.
 const RECLAIM_LOOK: Duration = Duration::from_millis(20);
+/// How long an operator waits for space at most: less than etcdctl gives a command.
+const DEFRAGMENT_WAIT: Duration = Duration::from_secs(3);
 
 impl Core {
     /// How this member is, by what it knows itself.
@@ -74,11 +76,19 @@ impl Core {
         self.published.load().state.alarms.list(pb::AlarmType::None)
     }
 
-    /// Starts to give back space, and answers at once: nothing stops meanwhile.
-    pub fn defragment(self: &Arc<Self>) -> Result<pb::DefragmentResponse> {
+    /// Gives back space while serving. Answers when that is done, so that an alarm can be taken
+    /// back then, or after [`DEFRAGMENT_WAIT`], when it goes on by itself.
+    pub async fn defragment(self: &Arc<Self>) -> Result<pb::DefragmentResponse> {
         let generation = self.published.load().generation.clone();
         self.guard(generation.engine().reclaim().map_err(Error::from))?;
-        self.time_defragment(generation);
+        self.time_defragment(generation.clone());
+        let deadline = Instant::now() + DEFRAGMENT_WAIT;
+        while Instant::now() < deadline
+            && !self.stop.is_stopped()
+            && !generation.engine().wait_reclaimed(Duration::ZERO)
+        {
+            tokio::time::sleep(RECLAIM_LOOK).await;
+        }
         Ok(pb::DefragmentResponse::default())
     }
 

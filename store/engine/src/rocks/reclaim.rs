@@ -86,7 +86,7 @@ impl Reclaim {
                 continue;
             }
             state.running = false;
-            *shared.files() = None;
+            shared.size().files = None;
             self.done.notify_all();
             return;
         }

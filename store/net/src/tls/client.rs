@@ -40,11 +40,18 @@ struct Recipe {
     provider: Arc<CryptoProvider>,
     pair: Option<(PathBuf, PathBuf)>,
     ca: Option<PathBuf>,
+    /// What is negotiated by ALPN.
+    protocols: Vec<Vec<u8>>,
 }
 
 impl ClientTls {
     /// Reads all files. Without a trusted CA servers are checked with the system's CAs.
     pub fn load(options: &TlsOptions) -> Result<Self, TlsError> {
+        Self::load_for(options, &[])
+    }
+
+    /// The same for connections on which one of these protocols is spoken.
+    pub fn load_for(options: &TlsOptions, protocols: &[&str]) -> Result<Self, TlsError> {
         options.check()?;
         let pair = options.client_pair()?;
         let ca = options.trusted_ca_file.clone().or_else(trust::of_system);
@@ -54,7 +61,8 @@ impl ClientTls {
         }
         paths.extend(ca.clone());
         let provider = provider(&options.protocol);
-        let recipe = Recipe { options: options.clone(), provider, pair, ca };
+        let protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let recipe = Recipe { options: options.clone(), provider, pair, ca, protocols };
         let config = Reloading::new(paths, move |contents| recipe.build(contents))?;
         Ok(ClientTls { config: Arc::new(config), server_name: options.server_name.clone() })
     }
@@ -113,6 +121,7 @@ impl Recipe {
         };
         // A resumed session would check the server's certificate no more.
         config.resumption = Resumption::disabled();
+        config.alpn_protocols = self.protocols.clone();
         Ok(config)
     }
 }

@@ -85,7 +85,7 @@ pub(super) fn write_first_entries(
 /// Whether the member of this id was there when its cluster began: the ids of those who join later
 /// have the time in them.
 pub(super) fn is_founder(config: &StoreConfig, member: u64) -> bool {
-    member_id(&config.advertise_peer_urls, &config.initial_cluster_token, None) == member
+    config.founding_id() == member
 }
 
 /// The ids of the configured cluster and of this member in it.

@@ -43,7 +43,7 @@ pub(super) fn status(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
 pub(super) fn defragment(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     unary(api, Method::Defragment, request, async |core, _: pb::DefragmentRequest| {
         tracing::info!("starting defragment");
-        let answer = core.defragment()?;
+        let answer = core.defragment().await?;
         tracing::info!("finished defragment");
         Ok(answer)
     })
