@@ -5,6 +5,7 @@
 //! checks again.
 
 mod check;
+mod discovery;
 mod help;
 mod tls;
 
@@ -108,11 +109,26 @@ fn start(values: &Values, arguments: &[String]) -> Result<ExitCode, String> {
     code
 }
 
-async fn run(values: &Values, checked: check::Checked) -> Result<ExitCode, String> {
+async fn run(values: &Values, mut checked: check::Checked) -> Result<ExitCode, String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot watch signals: {error}"))?;
     let tls = Tls::load(values, &checked)?;
     let sockets = Sockets::bind(&checked, &tls, values.switch("socket-reuse-port"))
         .map_err(|error| error.to_string())?;
+    if let Some(discovery) = discovery::from_flags(values)? {
+        if checked.store.is_initialized() {
+            tracing::warn!(
+                "discovery token is ignored since cluster already initialized; valid logs are found"
+            );
+        } else {
+            tracing::info!("Bootstrapping cluster using v3 discovery.");
+            let own = checked.store.initial_cluster.to_string();
+            let joining = discovery.join(checked.store.founding_id(), &own);
+            checked.store.initial_cluster = tokio::select! {
+                joined = joining => joined?,
+                signal = signals.next() => return Ok(signals.die_of(signal)),
+            };
+        }
+    }
     log_start(&checked);
     let mut builder = Builder::new(checked.store.clone()).peer_listeners(sockets.peers);
     if let Some(tls) = tls.dial {

@@ -178,7 +178,10 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
             "existing" => ClusterState::Existing,
             _ => ClusterState::New,
         },
-        initial_cluster_token: values.text("initial-cluster-token").to_string(),
+        initial_cluster_token: match values.text("discovery-token") {
+            "" => values.text("initial-cluster-token").to_string(),
+            token => token.to_string(),
+        },
         force_new_cluster: values.switch("force-new-cluster"),
         tick: Duration::from_millis(heartbeat),
         election_ticks: (election / heartbeat) as usize,
