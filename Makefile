@@ -67,13 +67,13 @@ deb: ## Make a Debian package in DIST (default ./dist)
 	cargo build --release --locked -p mainstay-tidy --bin mainstay-notice
 	@packaging/deb.sh "$(CARGO_TARGET_DIR)/release/mainstay" "$(DIST)"
 
-# Static glibc resolves names from /etc/hosts and by DNS by itself, with no file beside the binary.
-STATIC = $(shell uname -m)-unknown-linux-gnu
-archive: deps ## Make an archive of a static binary in DIST, with its checksum
-	@scripts/say-first-build.sh "$(CARGO_TARGET_DIR)/$(STATIC)/release"
-	RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked --target $(STATIC) \
-		-p mainstay -p mainstay-tidy --bin mainstay --bin mainstay-notice
-	@packaging/archive.sh "$(CARGO_TARGET_DIR)/$(STATIC)/release/mainstay" "$(DIST)"
+# Only the last step, linking, differs from `make build`. Static glibc resolves names from /etc/hosts
+# and by DNS by itself, with no file beside the binary.
+archive: ## Make an archive of a static binary in DIST, with its checksum
+	@$(MAKE) --no-print-directory build
+	cargo build --release --locked -p mainstay-tidy --bin mainstay-notice
+	cargo rustc --release --locked --bin mainstay -- -C target-feature=+crt-static
+	@packaging/archive.sh "$(CARGO_TARGET_DIR)/release/mainstay" "$(DIST)"
 
 container: archive ## Build a container image of the static binary with DOCKER (default docker)
 	$(DOCKER) build -t "mainstay:$$(sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -n 1)" \

@@ -148,10 +148,10 @@ fn a_member_starts_from_the_package() {
         (2379, ["ETCD_LISTEN_CLIENT_URLS", "ETCD_ADVERTISE_CLIENT_URLS"]),
         (2380, ["ETCD_LISTEN_PEER_URLS", "ETCD_INITIAL_ADVERTISE_PEER_URLS"]),
     ] {
-        let url = format!("http://localhost:{}", free_port().unwrap());
+        let url = format!("http://127.0.0.1:{}", free_port().unwrap());
         for name in names {
             let was = settings.insert(name.to_owned(), url.clone());
-            assert_eq!(was, Some(format!("http://localhost:{port}")));
+            assert_eq!(was, Some(format!("http://127.0.0.1:{port}")));
         }
         urls.push(url);
     }
