@@ -16,7 +16,8 @@ maintainer="${DEBFULLNAME:-Mainstay maintainers} <${DEBEMAIL:-maintainers@mainst
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-stage=$work/stage
+# Where dpkg-shlibdeps expects it.
+stage=$work/debian/mainstay
 share=$stage/usr/share
 doc=$share/doc/mainstay
 
@@ -56,9 +57,8 @@ mainstay: initial-upload-closes-no-bugs *
 END
 
 # The versions of the shared libraries that this binary really needs.
-mkdir "$work/debian"
 printf 'Source: mainstay\n\nPackage: mainstay\nArchitecture: any\n' >"$work/debian/control"
-libraries=$(cd "$work" && dpkg-shlibdeps -O -e"$stage/usr/bin/mainstay" 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
+libraries=$(cd "$work" && dpkg-shlibdeps -O -edebian/mainstay/usr/bin/mainstay | sed -n 's/^shlibs:Depends=//p')
 
 # As dpkg-gencontrol counts: files in whole KiB, all else as one.
 size=$(find "$stage" -type f -printf '%s\n' -o -printf '0\n' |
