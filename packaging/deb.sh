@@ -16,7 +16,6 @@ maintainer="${DEBFULLNAME:-Mainstay maintainers} <${DEBEMAIL:-maintainers@mainst
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Where dpkg-shlibdeps expects it.
 stage=$work/debian/mainstay
 share=$stage/usr/share
 doc=$share/doc/mainstay
@@ -56,15 +55,15 @@ cat >"$share/lintian/overrides/mainstay" <<'END'
 mainstay: initial-upload-closes-no-bugs *
 END
 
-# The versions of the shared libraries that this binary really needs.
-printf 'Source: mainstay\n\nPackage: mainstay\nArchitecture: any\n' >"$work/debian/control"
-libraries=$(cd "$work" && dpkg-shlibdeps -O -edebian/mainstay/usr/bin/mainstay | sed -n 's/^shlibs:Depends=//p')
-
 # As dpkg-gencontrol counts: files in whole KiB, all else as one.
 size=$(find "$stage" -type f -printf '%s\n' -o -printf '0\n' |
     awk '{ kib += $1 ? int(($1 + 1023) / 1024) : 1 } END { print kib }')
 
 mkdir "$stage/DEBIAN"
+# The versions of the shared libraries that this binary really needs.
+printf 'Source: mainstay\n\nPackage: mainstay\nArchitecture: any\n' >"$work/debian/control"
+libraries=$(cd "$work" && dpkg-shlibdeps -O -edebian/mainstay/usr/bin/mainstay | sed -n 's/^shlibs:Depends=//p')
+
 cat >"$stage/DEBIAN/control" <<END
 Package: mainstay
 Version: $full
