@@ -4,6 +4,9 @@
 CACHE ?= $(HOME)/.cache/mainstay
 DATA ?= mainstay.data
 PREFIX ?= /usr/local
+# Where packages, archives and the contents of a container go.
+DIST ?= dist
+DOCKER ?= docker
 export CARGO_TARGET_DIR ?= $(CACHE)/target
 export MAINSTAY_PEERS ?= $(CACHE)/peers
 
@@ -13,7 +16,7 @@ export CCACHE_DIR ?= $(CACHE)/ccache
 export CC := ccache gcc
 export CXX := ccache g++
 
-.PHONY: help deps deps-test peers build run test lint bench interop install
+.PHONY: help deps deps-test peers build run test lint bench interop install deb archive container
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -56,6 +59,24 @@ install: ## Put the release build with its links into PREFIX/bin
 	ln -sf mainstay "$(DESTDIR)$(PREFIX)/bin/etcd"
 	ln -sf mainstay "$(DESTDIR)$(PREFIX)/bin/etcdutl"
 	@echo "Installed mainstay, etcd and etcdutl into $(DESTDIR)$(PREFIX)/bin"
+
+deb: ## Make a Debian package in DIST (default ./dist)
+	@$(MAKE) --no-print-directory build
+	@scripts/deps.sh pack
+	cargo build --release --locked -p mainstay-tidy --bin mainstay-notice
+	@packaging/deb.sh "$(CARGO_TARGET_DIR)/release/mainstay" "$(DIST)"
+
+# Only the last step, linking, differs from `make build`. Static glibc resolves names from /etc/hosts
+# and by DNS by itself, with no file beside the binary.
+archive: ## Make an archive of a static binary in DIST, with its checksum
+	@$(MAKE) --no-print-directory build
+	cargo build --release --locked -p mainstay-tidy --bin mainstay-notice
+	cargo rustc --release --locked --bin mainstay -- -C target-feature=+crt-static
+	@packaging/archive.sh "$(CARGO_TARGET_DIR)/release/mainstay" "$(DIST)"
+
+container: archive ## Build a container image of the static binary with DOCKER (default docker)
+	$(DOCKER) build -t "mainstay:$$(sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -n 1)" \
+		-f packaging/Containerfile "$(DIST)"
 
 bench: peers build ## Compare speed with real etcd, interleaved on this machine
 	MAINSTAY_BIN=$(CARGO_TARGET_DIR)/release/mainstay $(CARGO_TARGET_DIR)/release/mainstay bench compare

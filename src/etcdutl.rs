@@ -9,7 +9,8 @@ use mainstay_formats::snapshot::{self, SnapshotError, Status};
 
 use crate::{complain, print};
 
-const USAGE: &str = "\
+/// The commands, for people; the manual page shows it too.
+pub(crate) const USAGE: &str = "\
 Usage:
   etcdutl version                                   print the version
   etcdutl snapshot status FILE [-w simple|json]     hash, revision, keys and size of a snapshot

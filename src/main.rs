@@ -3,28 +3,19 @@
 //! Input: the command line. Output: the exit code. This file only chooses the subcommand, by the
 //! name that the binary was called by or by the first argument.
 
+mod commands;
+mod completion;
 mod etcd;
 mod etcdutl;
 mod flags;
 mod logging;
+mod man;
 
 use std::process::ExitCode;
 
 /// glibc's allocator keeps freed memory of short-lived values for itself; jemalloc returns it.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
-
-const USAGE: &str = "\
-mainstay: an etcd-compatible consensus store
-
-Usage:
-  mainstay etcd [flags]      serve a member (also when the binary is called `etcd`)
-  mainstay etcdutl COMMAND   look at data files offline (also as `etcdutl`)
-  mainstay bench COMMAND     put load on any etcd v3 server, or compare with real etcd
-  mainstay version           print the version
-
-`mainstay etcd --help` lists all flags.
-";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args();
@@ -44,15 +35,36 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some((first, _)) if matches!(first.as_str(), "help" | "--help" | "-h") => {
-            print(USAGE);
+            print(&commands::usage());
             ExitCode::SUCCESS
         }
+        Some((first, rest)) if first == "completion" => {
+            made(rest.first().and_then(|shell| completion::script(shell)), "bash, zsh or fish")
+        }
+        Some((first, rest)) if first == "man" => {
+            let name = rest.first().map_or("mainstay", String::as_str);
+            made(man::page(name), "mainstay, etcd or etcdutl")
+        }
         Some((first, _)) => {
-            complain(&format!("mainstay: unknown command {first:?}\n\n{USAGE}"));
+            complain(&format!("mainstay: unknown command {first:?}\n\n{}", commands::usage()));
             ExitCode::from(2)
         }
         None => {
-            complain(USAGE);
+            complain(&commands::usage());
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Prints what was made of the tables, or says what can be asked for.
+fn made(text: Option<String>, known: &str) -> ExitCode {
+    match text {
+        Some(text) => {
+            print(&text);
+            ExitCode::SUCCESS
+        }
+        None => {
+            complain(&format!("mainstay: this takes one of {known}\n"));
             ExitCode::from(2)
         }
     }

@@ -1,4 +1,5 @@
-//! The text of `etcd --help`, made from the table of flags.
+//! The text of `etcd --help`, made from the table of flags, and what is said about etcd's
+//! subcommands that do not exist here.
 
 use crate::flags::table::{Effect, FLAGS, Kind};
 
@@ -33,4 +34,19 @@ pub(super) fn text() -> String {
         }
     }
     text
+}
+
+/// What to use instead of a subcommand of etcd that does not exist here.
+pub(super) fn absent(arguments: &[String]) -> Option<String> {
+    let name = arguments.first()?.as_str();
+    let what = match name {
+        "gateway" => "TCP gateway",
+        "grpc-proxy" => "caching proxy",
+        _ => return None,
+    };
+    Some(format!(
+        "etcd {name}: there is no {what} in this program. Give clients all endpoints \
+         (etcdctl --endpoints=URL,URL,URL), or put a TCP load balancer such as HAProxy or Envoy in \
+         front of the members' client ports.\n"
+    ))
 }

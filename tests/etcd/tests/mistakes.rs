@@ -538,3 +538,16 @@ async fn a_member_with_another_token() {
     }
     assert!(cluster.members.iter_mut().take(2).all(Member::is_running));
 }
+
+#[test]
+fn subcommands_of_etcd_that_do_not_exist() {
+    for words in [&["gateway", "start"][..], &["gateway"], &["grpc-proxy", "start", "--help"]] {
+        let output =
+            Command::new(mainstay_binary().unwrap()).arg("etcd").args(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        for word in [words[0], "--endpoints", "HAProxy", "Envoy"] {
+            assert!(said.contains(word), "{said}");
+        }
+    }
+}

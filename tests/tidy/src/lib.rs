@@ -1,6 +1,9 @@
-//! What the checks of the house need: the workspace's files and its crate graph.
+//! What the checks of the house need: the workspace's files, its crate graph, and the licences of
+//! what it uses.
 //!
 //! Input: the checkout. Output: paths and names. The checks themselves are in `tests/`.
+
+pub mod notice;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
