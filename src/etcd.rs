@@ -157,6 +157,7 @@ async fn run(values: &Values, mut checked: check::Checked) -> Result<ExitCode, S
         reflection: values.switch("enable-grpc-reflection"),
         extensive_metrics: values.text("metrics") == "extensive",
         slow_request: values.duration("warning-unary-request-duration"),
+        client_cert_auth: values.switch("client-cert-auth"),
         gateway: values.switch("enable-grpc-gateway"),
         cors: values.list("cors"),
         host_whitelist: values.list("host-whitelist"),

@@ -168,6 +168,9 @@ pub(super) fn check(values: &Values) -> Result<Checked, String> {
     };
     let gates = gates(values);
     let store = StoreConfig {
+        auth_token: values.text("auth-token").to_string(),
+        auth_token_ttl: Duration::from_secs(values.unsigned("auth-token-ttl")),
+        bcrypt_cost: values.unsigned("bcrypt-cost"),
         data_dir,
         wal_dir: Some(values.text("wal-dir")).filter(|dir| !dir.is_empty()).map(PathBuf::from),
         advertise_peer_urls: peer_texts,

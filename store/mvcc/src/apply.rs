@@ -1,6 +1,7 @@
 //! One entry after the other: what it asks for, whether an alarm forbids it, and its effect.
 //!
-//! The order of the checks is etcd's: corrupt alarm, space alarm, then the request itself.
+//! The order of the checks is etcd's: for what only an administrator may do, that; then corrupt
+//! alarm, space alarm, permissions, and the request itself.
 
 use bytes::Bytes;
 use mainstay_engine::{Family, View};
@@ -10,6 +11,7 @@ use mainstay_proto::membershippb as mpb;
 use mainstay_proto::raftpb::{ConfChange, ConfChangeV2, Entry, EntryType};
 use prost::Message;
 
+use crate::auth::{Access, Identity, needs_admin};
 use crate::buckets::{Bucket, LIVE_KEYS, names};
 use crate::keys::revision_bytes;
 use crate::membership::change::{Refusal, carry_out, from_v2, validate};
@@ -22,7 +24,7 @@ use crate::version::{DowngradeInfo, V3_6, Version};
 use crate::writer::Writer;
 use crate::{
     Applied, ConfChangeOutcome, Error, Event, EventKind, Fatal, LogPosition, Op, Outcome, Response,
-    Revision, StateView, auth, lease_rows,
+    Revision, StateView, lease_rows,
 };
 
 /// What one entry comes to.
@@ -42,9 +44,9 @@ impl Answer {
 /// Applies entries over a view.
 pub(crate) struct Applier<'v> {
     limits: Limits,
-    overlay: Overlay<'v>,
-    state: StateView,
-    applied: Applied,
+    pub(crate) overlay: Overlay<'v>,
+    pub(crate) state: StateView,
+    pub(crate) applied: Applied,
     conf_state_changed: bool,
     /// Whether the store had no entry before this run.
     fresh: bool,
@@ -71,7 +73,7 @@ impl<'v> Applier<'v> {
             let LogPosition { index, term } = self.state.applied;
             if self.fresh {
                 // A real member writes the first revision of its rules when it is created.
-                let revision = self.state.auth.revision;
+                let revision = self.state.auth.revision();
                 self.put(Bucket::Auth, names::AUTH_REVISION, revision.to_be_bytes().to_vec());
             }
             self.put(Bucket::Meta, names::CONSISTENT_INDEX, index.to_be_bytes().to_vec());
@@ -91,7 +93,7 @@ impl<'v> Applier<'v> {
         (self.applied, self.state)
     }
 
-    fn put(&mut self, bucket: Bucket, key: &[u8], row: impl Into<Bytes>) {
+    pub(crate) fn put(&mut self, bucket: Bucket, key: &[u8], row: impl Into<Bytes>) {
         self.overlay.put(Family::System, bucket.engine_key(key), row.into());
     }
 
@@ -151,7 +153,7 @@ impl<'v> Applier<'v> {
         data: Bytes,
         waited: &dyn Fn(u64) -> bool,
     ) -> Result<Answer, Fatal> {
-        let request = InternalRaftRequest::decode(data).map_err(|error| {
+        let mut request = InternalRaftRequest::decode(data).map_err(|error| {
             unreadable(position, &format!("a request that does not decode ({error})"))
         })?;
         let id = match (&request.header, request.id) {
@@ -162,7 +164,11 @@ impl<'v> Applier<'v> {
         let waited = waited(id);
         let op = Some(Op::of(&request));
         let events = self.applied.events.len();
-        match self.request(position, &request, waited) {
+        let who = request.header.take().map_or_else(Identity::default, |header| Identity {
+            user: header.username,
+            revision: header.auth_revision,
+        });
+        match self.request(position, &who, &request, waited) {
             Ok(response) => {
                 self.applied.tally.add(&request, &response, &self.applied.events[events..]);
                 let compaction = match &response {
@@ -180,9 +186,13 @@ impl<'v> Applier<'v> {
     fn request(
         &mut self,
         position: LogPosition,
+        who: &Identity,
         request: &InternalRaftRequest,
         waited: bool,
     ) -> Result<Response, Error> {
+        if needs_admin(request) {
+            self.state.auth.check_admin(who)?;
+        }
         if let Some(set) = &request.cluster_version_set {
             return Ok(self.cluster_version(position, set)?);
         }
@@ -201,12 +211,14 @@ impl<'v> Applier<'v> {
             if !waited {
                 return Ok(Response::Empty);
             }
+            self.state.auth.check(who, Access::Read, &request.key, &request.range_end)?;
             let at = self.state.read_at();
             return Ok(Response::Range(range(&self.overlay, at, request)?));
         }
         if let Some(request) = &request.put {
             self.refuse_if_corrupt()?;
             self.refuse_if_full()?;
+            self.state.auth.check_put(who, &self.overlay, request)?;
             return self.write(|writer| {
                 writer.check_put(request)?;
                 Ok(Response::Put(writer.put_request(request)?))
@@ -214,6 +226,7 @@ impl<'v> Applier<'v> {
         }
         if let Some(request) = &request.delete_range {
             self.refuse_if_corrupt()?;
+            self.state.auth.check_delete_range(who, request)?;
             return self.write(|writer| Ok(Response::DeleteRange(writer.delete_request(request)?)));
         }
         if let Some(request) = &request.txn {
@@ -221,6 +234,7 @@ impl<'v> Applier<'v> {
             if has_puts(request) {
                 self.refuse_if_full()?;
             }
+            self.state.auth.check_txn(who, &self.overlay, request)?;
             return self.write(|writer| Ok(Response::Txn(write_txn(writer, request, !waited)?)));
         }
         if let Some(request) = &request.compaction {
@@ -238,6 +252,7 @@ impl<'v> Applier<'v> {
         }
         if let Some(request) = &request.lease_revoke {
             self.refuse_if_corrupt()?;
+            self.state.auth.check_lease_write(who, &self.overlay, request.id)?;
             let change = self.write(|writer| lease_rows::revoke(writer, request))?;
             self.applied.lease_changes.push(change);
             let header = header(self.state.revision);
@@ -259,53 +274,8 @@ impl<'v> Applier<'v> {
             }
             return Ok(Response::Alarm(response));
         }
-        self.auth(position, request)
-    }
-
-    /// What can be done about auth while it is off.
-    fn auth(
-        &self,
-        position: LogPosition,
-        request: &InternalRaftRequest,
-    ) -> Result<Response, Error> {
-        let revision = self.state.revision;
-        if request.authenticate.is_some() {
-            return Err(Error::AuthNotEnabled);
-        }
-        if request.auth_enable.is_some() && !auth::user_exists(&self.overlay, "root")? {
-            return Err(Error::RootUserNotExist);
-        }
-        if request.auth_disable.is_some() {
-            let header = header(revision);
-            return Ok(Response::AuthDisable(pb::AuthDisableResponse { header }));
-        }
-        if request.auth_status.is_some() {
-            return Ok(Response::AuthStatus(pb::AuthStatusResponse {
-                header: header(revision),
-                enabled: self.state.auth.enabled,
-                auth_revision: self.state.auth.revision,
-            }));
-        }
-        if let Some(get) = &request.auth_user_get {
-            let response = auth::user_get(&self.overlay, &get.name, revision)?;
-            return Ok(Response::AuthUserGet(response));
-        }
-        if let Some(get) = &request.auth_role_get {
-            let response = auth::role_get(&self.overlay, &get.role, revision)?;
-            return Ok(Response::AuthRoleGet(response));
-        }
-        if request.auth_user_list.is_some() {
-            return Ok(Response::AuthUserList(auth::user_list(&self.overlay, revision)?));
-        }
-        if request.auth_role_list.is_some() {
-            return Ok(Response::AuthRoleList(auth::role_list(&self.overlay, revision)?));
-        }
-        Err(Fatal::Entry {
-            index: position.index,
-            found: format!("{}, which this version does not apply", name_of(request)),
-            remedy: "use this member only in clusters without users and roles, or update it",
-        }
-        .into())
+        self.auth(position, who, request, waited)?
+            .ok_or_else(|| unreadable(position, "a request of an unknown kind").into())
     }
 
     /// Executes one write request: its changes, its events and its revision.
@@ -480,21 +450,4 @@ fn unreadable(position: LogPosition, found: &str) -> Fatal {
         remedy: "it was written by another version of the server: update this member, or replace \
                  it by one of that version",
     }
-}
-
-fn name_of(request: &InternalRaftRequest) -> &'static str {
-    let r = request;
-    let set = [
-        (r.auth_enable.is_some(), "AuthEnable"),
-        (r.auth_user_add.is_some(), "AuthUserAdd"),
-        (r.auth_user_delete.is_some(), "AuthUserDelete"),
-        (r.auth_user_change_password.is_some(), "AuthUserChangePassword"),
-        (r.auth_user_grant_role.is_some(), "AuthUserGrantRole"),
-        (r.auth_user_revoke_role.is_some(), "AuthUserRevokeRole"),
-        (r.auth_role_add.is_some(), "AuthRoleAdd"),
-        (r.auth_role_delete.is_some(), "AuthRoleDelete"),
-        (r.auth_role_grant_permission.is_some(), "AuthRoleGrantPermission"),
-        (r.auth_role_revoke_permission.is_some(), "AuthRoleRevokePermission"),
-    ];
-    set.iter().find(|(set, _)| *set).map_or("a request of an unknown kind", |(_, name)| name)
 }

@@ -44,16 +44,29 @@ pub fn stored_leases(view: &dyn View) -> Result<Vec<leasepb::Lease>, Fatal> {
 /// The keys that are attached to a lease, in their order.
 pub fn attached_keys(view: &dyn View, id: i64) -> Result<Vec<Bytes>, Fatal> {
     let mut keys = Vec::new();
-    let mut rows = view.cursor(Family::LeaseKey, Scan::prefix(lease_key(id, b"")))?;
+    each_attached_key(view, id, |key| {
+        keys.push(Bytes::copy_from_slice(key));
+        Ok::<_, Fatal>(())
+    })?;
+    Ok(keys)
+}
+
+/// Shows the keys attached to a lease, in the order of their bytes, until an error.
+pub(crate) fn each_attached_key<E: From<Fatal>>(
+    view: &dyn View,
+    id: i64,
+    mut see: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let scan = Scan::prefix(lease_key(id, b""));
+    let mut rows = view.cursor(Family::LeaseKey, scan).map_err(Fatal::from)?;
     rows.seek_to_first();
     while rows.valid() {
         let (_, key) = decode_lease_key(rows.key())
             .ok_or_else(|| Fatal::damaged("lease key row", rows.key(), "no lease id in it"))?;
-        keys.push(Bytes::copy_from_slice(key));
+        see(key)?;
         rows.next();
     }
-    rows.status()?;
-    Ok(keys)
+    Ok(rows.status().map_err(Fatal::from)?)
 }
 
 fn decode(key: &[u8], row: Bytes) -> Result<leasepb::Lease, Fatal> {

@@ -1,5 +1,5 @@
 //! The deterministic state machine: revisions, ranges, transactions, compaction, hashes, leases,
-//! members.
+//! members, users and roles.
 //!
 //! Input: committed entries of the log ([`StateMachine::apply`]), and reads on a pinned view
 //! ([`range()`], [`read_txn`], [`events_between`], [`hash_kv`]). Output: batches for the engine,
@@ -42,7 +42,7 @@ pub mod version;
 mod writer;
 
 pub use alarm::Alarms;
-pub use auth::AuthState;
+pub use auth::{Access, AuthEffect, AuthState, Identity};
 pub use check::{
     MAX_TXN_OPS, check_delete_range, check_put, check_range, check_range_stream, check_txn,
 };

@@ -48,8 +48,8 @@ pub struct StateView {
     pub cluster_version: Option<Version>,
     /// Whether the cluster is on its way to an older version.
     pub downgrade: Arc<DowngradeInfo>,
-    /// Whether auth is on, and its revision.
-    pub auth: AuthState,
+    /// Users, roles, and whether auth is on.
+    pub auth: Arc<AuthState>,
 }
 
 impl StateView {
@@ -119,7 +119,7 @@ impl StateView {
             alarms: Arc::new(Alarms::load(view)?),
             cluster_version,
             downgrade: Arc::new(downgrade),
-            auth: AuthState::load(view)?,
+            auth: Arc::new(AuthState::load(view)?),
         })
     }
 }

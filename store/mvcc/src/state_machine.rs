@@ -18,7 +18,7 @@ use crate::apply::Applier;
 use crate::compact::{CompactPass, CompactSlice, FoundSlice};
 use crate::membership::MemberChange;
 use crate::version::{SERVER_VERSION, Version};
-use crate::{Error, Fatal, Op, RevisionEvents, StateView, Tally};
+use crate::{AuthEffect, Error, Fatal, Op, RevisionEvents, StateView, Tally};
 
 /// What this member is configured with, as far as it matters to applying. All members of a cluster
 /// must be configured alike.
@@ -58,6 +58,8 @@ pub struct Applied {
     pub lease_changes: Vec<LeaseChange>,
     /// One per conf change entry, refused ones included.
     pub conf_changes: Vec<ConfChangeOutcome>,
+    /// What the keeper of tokens is told, in order.
+    pub auth_effects: Vec<AuthEffect>,
     /// Compactions that were accepted, for their hashes.
     pub compactions: Vec<AcceptedCompaction>,
     /// What the entries did to the keys, for metrics.
@@ -97,12 +99,23 @@ pub enum Response {
     LeaseRevoke(pb::LeaseRevokeResponse),
     LeaseCheckpoint(pb::LeaseCheckpointResponse),
     Alarm(pb::AlarmResponse),
-    AuthStatus(pb::AuthStatusResponse),
+    AuthEnable(pb::AuthEnableResponse),
     AuthDisable(pb::AuthDisableResponse),
+    AuthStatus(pb::AuthStatusResponse),
+    Authenticate(pb::AuthenticateResponse),
+    AuthUserAdd(pb::AuthUserAddResponse),
     AuthUserGet(pb::AuthUserGetResponse),
     AuthUserList(pb::AuthUserListResponse),
+    AuthUserDelete(pb::AuthUserDeleteResponse),
+    AuthUserChangePassword(pb::AuthUserChangePasswordResponse),
+    AuthUserGrantRole(pb::AuthUserGrantRoleResponse),
+    AuthUserRevokeRole(pb::AuthUserRevokeRoleResponse),
+    AuthRoleAdd(pb::AuthRoleAddResponse),
     AuthRoleGet(pb::AuthRoleGetResponse),
     AuthRoleList(pb::AuthRoleListResponse),
+    AuthRoleDelete(pb::AuthRoleDeleteResponse),
+    AuthRoleGrantPermission(pb::AuthRoleGrantPermissionResponse),
+    AuthRoleRevokePermission(pb::AuthRoleRevokePermissionResponse),
     /// The members after a conf change.
     Members(Vec<pb::Member>),
     /// The cluster has this version now. `lowered`: it had a higher one.
@@ -180,13 +193,6 @@ impl StateMachine {
     /// Takes over the state of an engine, fresh or not.
     pub fn open(view: &dyn View, limits: Limits) -> Result<Self, Fatal> {
         let state = StateView::load(view)?;
-        if state.auth.enabled {
-            return Err(Fatal::Start {
-                found: "auth is enabled".into(),
-                remedy: "this version cannot apply entries under auth; disable auth on a real \
-                         member first",
-            });
-        }
         if let Some(version) = state.cluster_version {
             check_cluster_version(version, limits.server_version)?;
         }

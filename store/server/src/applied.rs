@@ -50,22 +50,44 @@ impl AppliedIndex {
         if self.get() >= index {
             return true;
         }
-        let receiver = {
+        let mut waiter = {
             let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
             let (sender, receiver) = oneshot::channel();
             list.entry(index).or_default().push(sender);
             self.waiting.store(list.len(), Ordering::SeqCst);
-            receiver
+            Waiting { applied: self, index, receiver }
         };
         if self.get() >= index {
             return true;
         }
-        receiver.await.is_ok()
+        (&mut waiter.receiver).await.is_ok()
     }
 
     /// Lets every waiter know that the index will not grow any more.
     pub(crate) fn abandon_all(&self) {
         self.list.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// One who waits. Clients can name indexes that will never be reached, so who gives up must leave
+/// nothing behind.
+struct Waiting<'a> {
+    applied: &'a AppliedIndex,
+    index: u64,
+    receiver: oneshot::Receiver<()>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.receiver.close();
+        let mut list = self.applied.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waiters) = list.get_mut(&self.index) {
+            waiters.retain(|waiter| !waiter.is_closed());
+            if waiters.is_empty() {
+                list.remove(&self.index);
+            }
+            self.applied.waiting.store(list.len(), Ordering::SeqCst);
+        }
     }
 }
 
@@ -87,6 +109,21 @@ mod tests {
         assert!(!waiter.is_finished());
         applied.advance(6);
         assert!(waiter.await.unwrap());
+        assert_eq!(applied.waiting.load(Ordering::SeqCst), 0);
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_leaves_nothing_behind() {
+        let applied = AppliedIndex::new(0);
+        {
+            let (far, near) = (applied.wait(u64::MAX), applied.wait(1));
+            tokio::pin!(far, near);
+            assert!(futures_util::poll!(&mut far).is_pending());
+            assert!(futures_util::poll!(&mut near).is_pending());
+            applied.advance(1);
+            assert!(near.await);
+        }
+        assert!(applied.list.lock().unwrap().is_empty());
         assert_eq!(applied.waiting.load(Ordering::SeqCst), 0);
     }
 

@@ -80,6 +80,9 @@ pub(crate) struct ApplyLoop {
     pub(crate) staged: Arc<StagedSnapshots>,
     pub(crate) background: Background,
     pub(crate) runtime: tokio::runtime::Handle,
+    /// Entries up to this one were committed before the start: the tokens that they assigned have
+    /// died with the last run.
+    pub(crate) replayed: u64,
     /// The index of the newest snapshot mark that was asked for.
     pub(crate) marked: u64,
     /// A slice of a compaction is being looked for.
@@ -166,9 +169,15 @@ impl ApplyLoop {
         let writing = Instant::now();
         engine.write(std::mem::take(&mut applied.batch))?;
         metrics.committed(writing.elapsed());
+        // Before the new rules: a deleted user's token must not be that of a new one of its name.
+        self.core.tokens.follow(&applied.auth_effects, self.replayed);
+        let rules = self.core.auth_state();
         let published = self.publish(generation);
 
         metrics.applied(&applied);
+        if !Arc::ptr_eq(&rules, &published.state.auth) {
+            self.core.tell_rules();
+        }
         self.tell_watchers(&published, &mut applied);
         self.core.leases.follow(&applied.lease_changes);
         for compaction in &applied.compactions {
@@ -420,7 +429,11 @@ impl ApplyLoop {
         let generation = Arc::new(staged.install(&self.home)?);
         self.machine = StateMachine::open(&**generation.engine(), self.machine.limits())?;
         self.marked = index;
+        let auth = &self.machine.status().auth;
+        let as_before = auth.revision() == old.state.auth.revision();
+        self.core.tokens.resume(auth.is_enabled(), as_before);
         let published = self.publish(generation);
+        self.core.tell_rules();
         old.generation.retire();
         drop(old);
         self.core.hashes.clear();

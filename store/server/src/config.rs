@@ -139,6 +139,14 @@ pub struct StoreConfig {
     /// Batches of entries that take longer to apply are logged and counted.
     pub warning_apply_duration: Duration,
 
+    /// Kind of tokens that clients get for their passwords, with its options: `simple` or
+    /// `jwt,sign-method=…,pub-key=…,priv-key=…,ttl=…`. Empty: none are given.
+    pub auth_token: String,
+    /// How long a simple token lives without being used.
+    pub auth_token_ttl: Duration,
+    /// Cost of the hashes of passwords; one that is impossible becomes 10.
+    pub bcrypt_cost: u64,
+
     /// The engine and its budgets.
     pub engine: EngineKind,
 }
@@ -223,6 +231,9 @@ impl StoreConfig {
             all_alpha: false,
             all_beta: false,
             warning_apply_duration: Duration::from_millis(100),
+            auth_token: "simple".to_owned(),
+            auth_token_ttl: Duration::from_secs(300),
+            bcrypt_cost: 10,
             engine: EngineKind::default(),
         }
     }

@@ -21,6 +21,7 @@ use prost::Message as _;
 use tokio::sync::{Semaphore, watch};
 
 use crate::applied::AppliedIndex;
+use crate::auth::{By, Caller, Passwords, Tokens};
 use crate::compaction::CompactionHashes;
 use crate::config::StoreConfig;
 use crate::engine_home::Generation;
@@ -126,6 +127,8 @@ pub struct Core {
     pub(crate) leadership: LeadershipCell,
     pub(crate) reads: ReadRounds<RaftLink>,
     pub(crate) leases: LeaseBook,
+    pub(crate) tokens: Tokens,
+    pub(crate) passwords: Passwords,
     pub(crate) watch: WatchHandle,
     pub(crate) network: Network,
     /// Compactions whose deletion is done, by revision.
@@ -334,8 +337,8 @@ impl Core {
     }
 
     /// Proposes a request and waits until this member has applied it.
-    pub(crate) async fn propose(&self, request: InternalRaftRequest) -> Result<Response> {
-        self.timed(request, |data, handle, deadline, refused| {
+    pub(crate) async fn propose(&self, by: impl Into<By<InternalRaftRequest>>) -> Result<Response> {
+        self.timed(by.into(), |data, handle, deadline, refused| {
             handle.propose(data, deadline, refused)
         })
         .await
@@ -347,7 +350,7 @@ impl Core {
         request: InternalRaftRequest,
         term: u64,
     ) -> Result<Response> {
-        self.timed(request, |data, handle, deadline, refused| {
+        self.timed(request.into(), |data, handle, deadline, refused| {
             handle.propose_as_leader(data, term, deadline, refused)
         })
         .await
@@ -356,12 +359,14 @@ impl Core {
     /// Puts a request into the log and counts how long its answer took.
     async fn timed(
         &self,
-        request: InternalRaftRequest,
+        by: By<InternalRaftRequest>,
         propose: impl FnOnce(Bytes, &Handle, Instant, OnRefused) -> Result<(), Refused>,
     ) -> Result<Response> {
+        let By { request, caller } = by;
         self.refuse_when_behind(&request)?;
+        let header = self.entry_header(&request, &caller).await?;
         let mut timed = Timed::new(&self.metrics, Op::of(&request));
-        let (id, data) = self.encode(request)?;
+        let (id, data) = self.encode(request, header)?;
         let answer = self
             .answer_of(id, |handle, deadline, refused| propose(data, handle, deadline, refused));
         let answer = answer.await?;
@@ -379,10 +384,29 @@ impl Core {
         Ok(())
     }
 
+    /// What is said of an entry: its id, and on whose behalf it is, by which it is checked when it
+    /// is applied. Who authenticates is nobody yet.
+    async fn entry_header(
+        &self,
+        request: &InternalRaftRequest,
+        caller: &Caller,
+    ) -> Result<RequestHeader> {
+        let who = match request.authenticate {
+            Some(_) => None,
+            None => self.identify(caller).await?,
+        };
+        let who = who.unwrap_or_default();
+        Ok(RequestHeader { id: self.ids.next(), username: who.user, auth_revision: who.revision })
+    }
+
     /// The entry of a request and the id under which it is answered.
-    fn encode(&self, mut request: InternalRaftRequest) -> Result<(u64, Bytes)> {
-        let id = self.ids.next();
-        request.header = Some(RequestHeader { id, ..RequestHeader::default() });
+    fn encode(
+        &self,
+        mut request: InternalRaftRequest,
+        header: RequestHeader,
+    ) -> Result<(u64, Bytes)> {
+        let id = header.id;
+        request.header = Some(header);
         if request.encoded_len() > self.config.max_request_bytes {
             return Err(Error::RequestTooLarge);
         }
@@ -542,12 +566,18 @@ mod tests {
         let builder = Builder::new(config());
         let hook = move |reason: &str| hook.lock().unwrap().push(reason.to_owned());
         let store = builder.on_fatal(hook).open().await.unwrap();
-        let add = AuthUserAddRequest { name: "ann".into(), ..Default::default() };
+        // As a server older than 3.5 wrote it: each member would hash it in its own way.
+        let add = AuthUserAddRequest {
+            name: "ann".into(),
+            password: "plain-secret".into(),
+            ..Default::default()
+        };
         let request = InternalRaftRequest { auth_user_add: Some(add), ..Default::default() };
         let answer = store.core().propose(request).await;
         assert_eq!(answer.unwrap_err(), Error::Stopped);
         let StopReason::Fatal(reason) = store.stopped().await else { panic!("not fatal") };
-        assert!(reason.contains("AuthUserAdd"), "{reason}");
+        assert!(reason.contains("a password that is not hashed"), "{reason}");
+        assert!(!reason.contains("plain-secret"), "{reason}");
         assert_eq!(*told.lock().unwrap(), [reason]);
         assert_eq!(store.put("a", "1").await.unwrap_err(), Error::Stopped);
         assert_eq!(store.get("a").await.unwrap_err(), Error::Stopped);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mainstay_mvcc as mvcc;
-use mainstay_mvcc::{Op as Kind, RangeChunks, Response};
+use mainstay_mvcc::{Access, Op as Kind, RangeChunks, Response};
 use mainstay_proto::etcdserverpb::request_op::Request as Op;
 use mainstay_proto::etcdserverpb::{
     AlarmRequest, AlarmType, CompactionRequest, CompactionResponse, DeleteRangeRequest,
@@ -17,6 +17,7 @@ use mainstay_proto::etcdserverpb::{
 };
 use tokio::sync::mpsc;
 
+use crate::auth::By;
 use crate::core::{Core, Published, Timed};
 use crate::error::{Error, Result};
 use crate::quota;
@@ -41,22 +42,30 @@ impl Core {
     /// An answer of the wrong kind means that two entries had one id: nobody can be trusted to
     /// have got the right answer.
     pub(crate) fn unexpected(&self, response: &Response) -> Error {
+        // Without the answer itself, which may hold a token.
+        let kind = format!("{response:?}");
+        let kind = kind.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
         self.stop.fatal(format!(
-            "a request was answered with the result of another one ({response:?}); request ids of \
-             two members collide"
+            "a request was answered with the result of another one ({kind}); request ids of two \
+             members collide"
         ));
         Error::Stopped
     }
 
     /// Reads keys.
-    pub async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+    pub async fn range(&self, by: impl Into<By<RangeRequest>>) -> Result<RangeResponse> {
+        let By { request, caller } = by.into();
         mvcc::check_range(&request)?;
         let mut timed = Timed::new(&self.metrics, Kind::Range);
         if !request.serializable {
             self.catch_up().await?;
         }
+        let who = self.identify(&caller).await?;
         let large = is_large(&request);
         let read = move |at: &Published| {
+            at.permit(&who, |auth, who| {
+                auth.check(who, Access::Read, &request.key, &request.range_end)
+            })?;
             let started = Instant::now();
             let response = mvcc::range(&*at.view, at.at(), &request);
             Ok((response, started.elapsed()))
@@ -73,13 +82,18 @@ impl Core {
     /// dropped.
     pub async fn range_stream(
         self: &Arc<Self>,
-        request: RangeRequest,
+        by: impl Into<By<RangeRequest>>,
     ) -> Result<mpsc::Receiver<Result<RangeResponse>>> {
+        let By { request, caller } = by.into();
         mvcc::check_range_stream(&request)?;
         if !request.serializable {
             self.catch_up().await?;
         }
+        let who = self.identify(&caller).await?;
         let published = self.published.load_full();
+        published.permit(&who, |auth, who| {
+            auth.check(who, Access::Read, &request.key, &request.range_end)
+        })?;
         let mut chunks = RangeChunks::new(published.at(), request, self.config.max_request_bytes)?;
         let permit = self.large_read().await?;
         let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD);
@@ -112,43 +126,55 @@ impl Core {
     }
 
     /// Writes a key.
-    pub async fn put(&self, request: PutRequest) -> Result<PutResponse> {
+    pub async fn put(&self, by: impl Into<By<PutRequest>>) -> Result<PutResponse> {
+        let By { request, caller } = by.into();
         mvcc::check_put(&request)?;
         self.check_quota(quota::cost_of_put(&request)).await?;
-        let request = InternalRaftRequest { put: Some(request), ..Default::default() };
-        let mut response = expect_response!(self, self.propose(request).await?, Put);
+        let entry = InternalRaftRequest { put: Some(request), ..Default::default() };
+        let answer = self.propose(By::new(caller, entry)).await?;
+        let mut response = expect_response!(self, answer, Put);
         self.complete(&mut response.header);
         Ok(response)
     }
 
     /// Deletes keys.
-    pub async fn delete_range(&self, request: DeleteRangeRequest) -> Result<DeleteRangeResponse> {
+    pub async fn delete_range(
+        &self,
+        by: impl Into<By<DeleteRangeRequest>>,
+    ) -> Result<DeleteRangeResponse> {
+        let By { request, caller } = by.into();
         mvcc::check_delete_range(&request)?;
-        let request = InternalRaftRequest { delete_range: Some(request), ..Default::default() };
-        let mut response = expect_response!(self, self.propose(request).await?, DeleteRange);
+        let entry = InternalRaftRequest { delete_range: Some(request), ..Default::default() };
+        let answer = self.propose(By::new(caller, entry)).await?;
+        let mut response = expect_response!(self, answer, DeleteRange);
         self.complete(&mut response.header);
         Ok(response)
     }
 
     /// Compares, then reads and writes, as one step.
-    pub async fn txn(&self, request: TxnRequest) -> Result<TxnResponse> {
+    pub async fn txn(&self, by: impl Into<By<TxnRequest>>) -> Result<TxnResponse> {
+        let By { request, caller } = by.into();
         mvcc::check_txn(&request, self.config.max_txn_ops)?;
         self.check_quota(quota::cost_of_txn(&request)).await?;
         let mut response = if mvcc::is_read_only_txn(&request) {
             if !mvcc::is_serializable_txn(&request) {
                 self.catch_up().await?;
             }
+            let who = self.identify(&caller).await?;
             let large = ops(&request).any(|op| matches!(op, Op::RequestRange(r) if is_large(r)));
             let (started, compares) = (Instant::now(), request.compare.len());
-            let read = move |at: &Published| mvcc::read_txn(&*at.view, at.at(), &request);
+            let read = move |at: &Published| {
+                at.permit(&who, |auth, who| auth.check_txn(who, &*at.view, &request))?;
+                mvcc::read_txn(&*at.view, at.at(), &request)
+            };
             let response = self.read(large, read).await;
             let ranges =
                 response.as_ref().map_or(0, |response| compares + response.responses.len());
             self.metrics.read_txn(ranges, response.is_ok(), started.elapsed());
             response?
         } else {
-            let request = InternalRaftRequest { txn: Some(request), ..Default::default() };
-            expect_response!(self, self.propose(request).await?, Txn)
+            let entry = InternalRaftRequest { txn: Some(request), ..Default::default() };
+            expect_response!(self, self.propose(By::new(caller, entry)).await?, Txn)
         };
         self.complete(&mut response.header);
         Ok(response)

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mainstay_mvcc as mvcc;
-use mainstay_mvcc::Response;
 use mainstay_mvcc::lease::{CHECKPOINTS_PER_ENTRY, Renewal};
+use mainstay_mvcc::{Identity, Response};
 use mainstay_proto::etcdserverpb as pb;
 use tokio::sync::Semaphore;
 
-use crate::core::Core;
+use crate::auth::{By, Caller};
+use crate::core::{Core, Published};
 use crate::error::{Error, NOT_PRIMARY, Result};
 use crate::kv::expect_response;
 use crate::quota;
@@ -35,14 +36,17 @@ impl Core {
     /// Makes a lease.
     pub async fn lease_grant(
         &self,
-        mut request: pb::LeaseGrantRequest,
+        by: impl Into<By<pb::LeaseGrantRequest>>,
     ) -> Result<pb::LeaseGrantResponse> {
+        let By { mut request, caller } = by.into();
         self.check_quota(quota::LEASE).await?;
         if request.id == 0 {
             request.id = self.ids.next_lease();
         }
-        let request = pb::InternalRaftRequest { lease_grant: Some(request), ..Default::default() };
-        let mut response = expect_response!(self, self.propose(request).await?, LeaseGrant);
+        self.require_identity(&caller).await?;
+        let entry = pb::InternalRaftRequest { lease_grant: Some(request), ..Default::default() };
+        let answer = self.propose(By::new(caller, entry)).await?;
+        let mut response = expect_response!(self, answer, LeaseGrant);
         self.complete(&mut response.header);
         Ok(response)
     }
@@ -50,10 +54,13 @@ impl Core {
     /// Ends a lease and deletes its keys.
     pub async fn lease_revoke(
         &self,
-        request: pb::LeaseRevokeRequest,
+        by: impl Into<By<pb::LeaseRevokeRequest>>,
     ) -> Result<pb::LeaseRevokeResponse> {
-        let request = pb::InternalRaftRequest { lease_revoke: Some(request), ..Default::default() };
-        let mut response = expect_response!(self, self.propose(request).await?, LeaseRevoke);
+        let By { request, caller } = by.into();
+        self.require_identity(&caller).await?;
+        let entry = pb::InternalRaftRequest { lease_revoke: Some(request), ..Default::default() };
+        let answer = self.propose(By::new(caller, entry)).await?;
+        let mut response = expect_response!(self, answer, LeaseRevoke);
         self.complete(&mut response.header);
         Ok(response)
     }
@@ -61,20 +68,21 @@ impl Core {
     /// Gives a lease its whole time again. A lease that is not there is answered with TTL 0.
     pub async fn lease_keep_alive(
         &self,
-        request: pb::LeaseKeepAliveRequest,
+        by: impl Into<By<pb::LeaseKeepAliveRequest>>,
     ) -> Result<pb::LeaseKeepAliveResponse> {
+        let By { request, caller } = by.into();
         // The header first: a revocation right after the renewal has a later revision.
         let header = Some(self.header());
-        let ttl = match self.renew(request.id).await {
+        let ttl = match self.renew(request.id, &caller).await {
             Err(Error::LeaseNotFound) => 0,
             result => result?,
         };
         Ok(pb::LeaseKeepAliveResponse { header, id: request.id, ttl })
     }
 
-    async fn renew(&self, id: i64) -> Result<i64> {
+    async fn renew(&self, id: i64, caller: &Caller) -> Result<i64> {
         if self.leadership.is_local() {
-            match self.renew_here(id).await {
+            match self.renew_for(id, caller).await {
                 Err(error) if error == NOT_PRIMARY => {}
                 result => return result,
             }
@@ -83,14 +91,15 @@ impl Core {
         while Instant::now() < deadline {
             let result = if self.leadership.is_local() {
                 // Leadership came to this member meanwhile.
-                self.renew_here(id).await
+                self.renew_for(id, caller).await
             } else {
                 let urls = self.leader_urls(deadline).await?;
+                self.may_renew(id, caller).await?;
                 self.network.renew_lease(&urls, id, deadline).await
             };
             match result {
                 Ok(ttl) => return Ok(ttl),
-                Err(error @ (Error::LeaseNotFound | Error::Stopped)) => return Err(error),
+                Err(error) if is_final(&error) => return Err(error),
                 Err(error) => tracing::debug!(%error, "the leader did not renew the lease"),
             }
             tokio::time::sleep(FORWARD_PAUSE).await;
@@ -98,8 +107,42 @@ impl Core {
         Err(Error::Timeout)
     }
 
-    /// Renews a lease, as leader.
+    /// Whether a caller may keep a lease alive: that is to write all of its keys.
+    async fn may_renew(&self, id: i64, caller: &Caller) -> Result<()> {
+        self.may_use_lease(caller, move |at, who| {
+            at.state.auth.check_lease_write(who, &*at.view, id)
+        })
+        .await
+    }
+
+    /// Checks something about leases by the state of now. Without an identity nobody may, also where
+    /// there is no key to ask about.
+    async fn may_use_lease(
+        &self,
+        caller: &Caller,
+        check: impl FnOnce(&Published, &Identity) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let Some(who) = self.identify(caller).await? else {
+            return if self.auth_state().is_enabled() { Err(Error::UserEmpty) } else { Ok(()) };
+        };
+        self.read(true, move |at| check(at, &who)).await
+    }
+
+    /// Renews a lease for a caller, as leader.
+    async fn renew_for(&self, id: i64, caller: &Caller) -> Result<i64> {
+        self.look_up(id).await?;
+        self.may_renew(id, caller).await?;
+        self.renew_known(id).await
+    }
+
+    /// Renews a lease for another member, as leader. That member has checked who asks.
     pub(crate) async fn renew_here(&self, id: i64) -> Result<i64> {
+        self.look_up(id).await?;
+        self.renew_known(id).await
+    }
+
+    /// Makes sure that this member may decide about leases, and knows this one if it is there.
+    async fn look_up(&self, id: i64) -> Result<()> {
         self.confirm_recently().await.map_err(|error| match error {
             Error::Stopped => error,
             _ => NOT_PRIMARY,
@@ -108,6 +151,10 @@ impl Core {
             // It may be about to be granted.
             self.wait_committed_applied().await?;
         }
+        Ok(())
+    }
+
+    async fn renew_known(&self, id: i64) -> Result<i64> {
         let mut changes = self.leases.changes();
         loop {
             changes.borrow_and_update();
@@ -151,15 +198,28 @@ impl Core {
     /// How long a lease has left, and its keys if asked for.
     pub async fn lease_time_to_live(
         &self,
-        request: pb::LeaseTimeToLiveRequest,
+        by: impl Into<By<pb::LeaseTimeToLiveRequest>>,
     ) -> Result<pb::LeaseTimeToLiveResponse> {
+        let By { request, caller } = by.into();
         let (id, keys) = (request.id, request.keys);
+        self.require_identity(&caller).await?;
+        let rules = self.auth_state().revision();
+        if keys {
+            self.may_use_lease(&caller, move |at, who| {
+                at.state.auth.check_lease_read(who, &*at.view, id)
+            })
+            .await?;
+        }
         let mut response = match self.time_to_live(id, keys).await {
             Err(Error::LeaseNotFound) => {
                 pb::LeaseTimeToLiveResponse { id, ttl: -1, ..Default::default() }
             }
             result => result?,
         };
+        let auth = self.auth_state();
+        if keys && auth.is_enabled() && auth.revision() != rules {
+            return Err(Error::AuthOldRevision);
+        }
         response.header = Some(self.header());
         Ok(response)
     }
@@ -221,9 +281,22 @@ impl Core {
     }
 
     /// All leases as this member has applied them, next to expire first.
-    pub fn lease_leases(&self) -> pb::LeaseLeasesResponse {
-        let leases = self.leases.list().into_iter().map(|id| pb::LeaseStatus { id });
-        pb::LeaseLeasesResponse { header: Some(self.header()), leases: leases.collect() }
+    pub async fn lease_leases(
+        &self,
+        by: impl Into<By<pb::LeaseLeasesRequest>>,
+    ) -> Result<pb::LeaseLeasesResponse> {
+        let By { caller, .. } = by.into();
+        let leases = self.leases.list();
+        if self.auth_state().is_enabled() {
+            let listed = leases.clone();
+            self.may_use_lease(&caller, move |at, who| {
+                let mut listed = listed.iter();
+                listed.try_for_each(|id| at.state.auth.check_lease_read(who, &*at.view, *id))
+            })
+            .await?;
+        }
+        let leases = leases.into_iter().map(|id| pb::LeaseStatus { id }).collect();
+        Ok(pb::LeaseLeasesResponse { header: Some(self.header()), leases })
     }
 
     async fn checkpoint(&self, remaining: Vec<(i64, i64)>, term: u64) -> Result<()> {
@@ -237,6 +310,19 @@ impl Core {
         };
         self.propose_as_leader(request, term).await.map(drop)
     }
+}
+
+/// Whether it makes no sense to ask for a renewal once more.
+fn is_final(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::LeaseNotFound
+            | Error::Stopped
+            | Error::UserEmpty
+            | Error::PermissionDenied
+            | Error::InvalidAuthToken
+            | Error::AuthOldRevision
+    )
 }
 
 /// Is the leases' keeper for as long as this member leads, again and again.

@@ -28,6 +28,7 @@
 
 mod applied;
 mod apply_loop;
+mod auth;
 mod auto_compaction;
 mod background;
 mod bootstrap;
@@ -69,6 +70,7 @@ mod waiters;
 mod waiting;
 mod watch_view;
 
+pub use auth::{By, Caller, TokenError};
 pub use bootstrap::StartError;
 pub use config::{AutoCompaction, ClusterState, ConfigError, EngineKind, StoreConfig};
 pub use core::{Core, Identity};

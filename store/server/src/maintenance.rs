@@ -228,15 +228,6 @@ impl Core {
             pb::InternalRaftRequest { downgrade_info_set: Some(set), ..Default::default() };
         self.propose(request).await.map(drop)
     }
-
-    /// Whether auth is on.
-    pub async fn auth_status(&self) -> Result<pb::AuthStatusResponse> {
-        let status = pb::AuthStatusRequest::default();
-        let request = pb::InternalRaftRequest { auth_status: Some(status), ..Default::default() };
-        let mut response = expect_response!(self, self.propose(request).await?, AuthStatus);
-        self.complete(&mut response.header);
-        Ok(response)
-    }
 }
 
 /// An alarm as Go prints the message, which is what operators see in a status.

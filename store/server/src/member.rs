@@ -30,6 +30,7 @@ use tokio::task::JoinHandle as Task;
 
 use crate::applied::AppliedIndex;
 use crate::apply_loop::ApplyLoop;
+use crate::auth::{Passwords, Tokens, valid_cost};
 use crate::background::Background;
 use crate::bootstrap::{Booted, Ground, StartError, boot};
 use crate::compaction::CompactionHashes;
@@ -89,6 +90,8 @@ impl Member {
         hook: FatalHook,
     ) -> Result<Self, StartError> {
         let runtime = tokio::runtime::Handle::current();
+        let tokens = Tokens::new(&config.auth_token, config.auth_token_ttl)?;
+        let passwords = Passwords::new(valid_cost(config.bcrypt_cost));
         let metrics = Arc::new(Metrics::new());
         let client = Client::new(dialer.clone(), runtime.clone());
         let ground = Ground::new(&config, Arc::new(LogTimes(metrics.clone())));
@@ -121,7 +124,10 @@ impl Member {
                 .then_some(config.lease_checkpoint_interval),
         };
         let term = start.hard_state.term();
+        tokens.resume(state.auth.is_enabled(), false);
         let core = Arc::new(Core {
+            tokens,
+            passwords,
             identity,
             ids,
             raft: raft_link.clone(),
@@ -145,6 +151,7 @@ impl Member {
             metrics,
             config,
         });
+        core.tell_rules();
         let system = |doing| move |source| StartError::System { doing, source };
 
         // Before the apply thread, which from then on is the one that changes them.
@@ -172,6 +179,7 @@ impl Member {
             staged: staged.clone(),
             background,
             runtime: runtime.clone(),
+            replayed: core.committed.load(std::sync::atomic::Ordering::SeqCst),
             marked,
             slicing: false,
             compacting_since: None,

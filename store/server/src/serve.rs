@@ -46,6 +46,8 @@ pub struct ServeOptions {
     pub extensive_metrics: bool,
     /// Unary requests that take longer are logged.
     pub slow_request: Duration,
+    /// Whether clients must have a certificate, so that its common name says who they are.
+    pub client_cert_auth: bool,
     /// Whether calls are served as JSON too.
     pub gateway: bool,
     /// Origins whose pages may use the HTTP side; empty, or with a `*`: all.
@@ -66,6 +68,7 @@ impl Default for ServeOptions {
             reflection: false,
             extensive_metrics: false,
             slow_request: Duration::from_millis(300),
+            client_cert_auth: false,
             gateway: true,
             cors: Vec::new(),
             host_whitelist: Vec::new(),
@@ -101,6 +104,7 @@ impl Serving {
             extensive_metrics: options.extensive_metrics,
             slow_request: options.slow_request,
             reflection: options.reflection,
+            client_cert_auth: options.client_cert_auth,
         };
         let api = Arc::new(Api::new(core.clone(), &api_options).map_err(ServeError)?);
         let http = Arc::new(HttpSide::new(core.clone()).map_err(ServeError)?);
@@ -113,6 +117,7 @@ impl Serving {
         };
         let access = Arc::new(Access::new(options.cors, options.host_whitelist));
         let gateway = options.gateway;
+        let refuse_named = options.client_cert_auth && options.gateway;
         let traffic = if clients_http.is_empty() { Traffic::Both } else { Traffic::Grpc };
         let stop = watch::Sender::new(None);
         let mut servers = Vec::new();
@@ -135,7 +140,9 @@ impl Serving {
             }
             let wait_for = (traffic != Traffic::Metrics).then(|| core.clone());
             let (api, http, access) = (api.clone(), http.clone(), access.clone());
-            let handler = Arc::new(Front { api, http, access, gateway, traffic });
+            let core = core.clone();
+            let handler =
+                Arc::new(Front { core, api, http, access, gateway, refuse_named, traffic });
             let serving = serve(listeners, handler, net, wait_for, stop.subscribe());
             servers.push(tokio::spawn(serving));
         }
@@ -205,11 +212,25 @@ enum Traffic {
 
 /// Splits gRPC, the gateway and the rest of HTTP.
 struct Front {
+    core: Arc<Core>,
     api: Arc<Api>,
     http: Arc<HttpSide>,
     access: Arc<Access>,
     gateway: bool,
+    /// Whether the gateway refuses clients whose certificate has a name, which it would not heed.
+    refuse_named: bool,
     traffic: Traffic,
+}
+
+impl Front {
+    fn is_named(&self, request: &Request<Incoming>) -> bool {
+        let connection = request.extensions().get::<Connection>();
+        let identity = connection.and_then(|connection| connection.identity.as_ref());
+        self.refuse_named
+            && gateway::is_below(request.uri().path())
+            && identity.is_some_and(|identity| !identity.common_name.is_empty())
+            && self.core.auth_state().is_enabled()
+    }
 }
 
 impl Handler for Front {
@@ -228,6 +249,10 @@ impl Handler for Front {
                 return Box::pin(async move { http.answer(Paths::Metrics, &request).await });
             }
             Traffic::Both | Traffic::Http => {}
+        }
+        if self.is_named(&request) {
+            let refusal = self.http.named();
+            return Box::pin(std::future::ready(refusal));
         }
         let (api, http, access) = (self.api.clone(), self.http.clone(), self.access.clone());
         let gateway = self.gateway && gateway::is_below(request.uri().path());

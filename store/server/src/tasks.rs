@@ -37,6 +37,7 @@ pub(crate) async fn run(core: Arc<Core>) {
             watch_downgrade(core.clone()),
             repeat_reads(core.clone()),
             advance_ticks(core.clone()),
+            clean_tokens(core.clone()),
             lease::keep_leases(core.clone()),
             watch_engine(core.clone()),
             auto_compaction::run(core.clone()),
@@ -200,6 +201,14 @@ async fn watch_engine(core: Arc<Core>) {
         if let Err(error) = generation.engine().health() {
             core.stop.fatal(format!("the engine failed: {error}"));
         }
+    }
+}
+
+/// Forgets tokens that nobody has used for their lifetime.
+async fn clean_tokens(core: Arc<Core>) {
+    loop {
+        tokio::time::sleep(crate::auth::CLEAN_INTERVAL).await;
+        core.tokens.clean();
     }
 }
 

@@ -49,6 +49,7 @@ fn request(range: KeyRange) -> CreateRequest {
         prev_kv: false,
         fragment: false,
         watch_id: 0,
+        owner: None,
     }
 }
 

@@ -152,6 +152,7 @@ impl Worker {
                 let answered = self.hub.progress(stream);
                 self.release_unless(answered, stream);
             }
+            Message::Rules(may_watch) => self.hub.set_rules(may_watch),
             Message::Close(stream) => {
                 self.hub.close(stream);
                 if let Some(queue) = self.queues.remove(&stream) {

@@ -18,7 +18,7 @@ use crate::{
     hub::{Drained, Metrics, StreamId},
     job::JobResult,
     limits::Limits,
-    request::CreateRequest,
+    request::{CreateRequest, MayWatch},
     stream::{Queue, WatchRequests, WatchResponses},
 };
 
@@ -29,6 +29,7 @@ pub(crate) enum Message {
     Refuse(StreamId, String),
     Cancel(StreamId, i64),
     Progress(StreamId),
+    Rules(MayWatch),
     Close(StreamId),
     Drained(StreamId, Drained),
     Read(Result<JobResult, HistoryError>),
@@ -185,6 +186,13 @@ impl WatchHandle {
     /// Never blocks.
     pub fn publish(&self, step: Published) {
         self.inbox.publish(step);
+    }
+
+    /// Sets who may watch what. Steps that are published afterwards are told to nobody who may not
+    /// see them any more.
+    pub fn set_rules(&self, may_watch: MayWatch) {
+        // If the hub has stopped, nobody watches any more.
+        let _ = self.inbox.push(Message::Rules(may_watch));
     }
 
     /// The raft term that response headers carry from now on.

@@ -35,5 +35,5 @@ pub use hub::{Drained, Fatal, Hub, Metrics, Output, Reach, StreamId};
 pub use inbox::WatchHandle;
 pub use job::{JobResult, ReadJob};
 pub use limits::{HubConfig, Limits};
-pub use request::{CreateRequest, Filters, KeyRange, RangeEnd};
+pub use request::{CreateRequest, Filters, KeyRange, MayWatch, RangeEnd};
 pub use stream::{StreamClosed, WatchRequests, WatchResponses};

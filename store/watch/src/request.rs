@@ -3,6 +3,8 @@
 //! Input: etcd's `WatchCreateRequest` as it came from the wire. Output: [`CreateRequest`], with
 //! the conventions about empty keys and range ends resolved.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use mainstay_proto::etcdserverpb::{WatchCreateRequest, watch_create_request::FilterType};
 
@@ -43,6 +45,15 @@ impl KeyRange {
             [] => Self::Point(key),
             [0] => Self::Span(key, RangeEnd::Open),
             _ => Self::Span(key, RangeEnd::Before(range_end)),
+        }
+    }
+
+    /// Key and range end as a request has them.
+    pub fn to_wire(&self) -> (&[u8], &[u8]) {
+        match self {
+            Self::Point(key) => (key, &[]),
+            Self::Span(key, RangeEnd::Open) => (key, &[0]),
+            Self::Span(key, RangeEnd::Before(end)) => (key, end),
         }
     }
 
@@ -89,7 +100,13 @@ pub struct CreateRequest {
     pub fragment: bool,
     /// The id that the client chose; 0 lets the hub choose.
     pub watch_id: i64,
+    /// The user for whom it watches, the empty name for nobody. `None` is the server itself, which
+    /// may watch everything.
+    pub owner: Option<Arc<str>>,
 }
+
+/// Whether a user may watch a range, given as key and range end of a request.
+pub type MayWatch = Arc<dyn Fn(&str, &[u8], &[u8]) -> bool + Send + Sync>;
 
 impl From<WatchCreateRequest> for CreateRequest {
     fn from(request: WatchCreateRequest) -> Self {
@@ -105,6 +122,7 @@ impl From<WatchCreateRequest> for CreateRequest {
             fragment: request.fragment,
             watch_id: request.watch_id,
             range: KeyRange::from_wire(request.key, request.range_end),
+            owner: None,
         }
     }
 }

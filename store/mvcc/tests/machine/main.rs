@@ -2,6 +2,7 @@
 //! histories against a naive model.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod auth;
 mod durability;
 mod members;
 mod model;

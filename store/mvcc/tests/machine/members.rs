@@ -1,9 +1,9 @@
 //! Conf changes, publications and what cannot be applied.
 
-use mainstay_engine::{Batch, Engine, Family, MemEngine, View};
-use mainstay_mvcc::buckets::{Bucket, names};
+use mainstay_engine::{Engine, Family, View};
+use mainstay_mvcc::buckets::Bucket;
 use mainstay_mvcc::membership::{Member, MemberChange, json};
-use mainstay_mvcc::{Error, Fatal, Limits, Response, StateMachine};
+use mainstay_mvcc::{Error, Fatal, Response};
 use mainstay_proto::etcdserverpb::{self as pb, InternalRaftRequest};
 use mainstay_proto::membershippb as mpb;
 use mainstay_proto::raftpb::{
@@ -131,13 +131,15 @@ fn a_conf_change_of_the_second_form_counts_if_it_is_a_single_step() {
 
 #[test]
 fn what_cannot_be_applied_as_real_members_do_stops_the_member() {
-    let add_user = request!(auth_user_add, pb::AuthUserAddRequest::default());
+    let (name, password) = ("u".into(), "plain".into());
+    let add_user =
+        request!(auth_user_add, pb::AuthUserAddRequest { name, password, ..Default::default() });
     let newer =
         request!(cluster_version_set, mpb::ClusterVersionSetRequest { ver: "3.8.0".into() });
     let cases: Vec<(EntryType, Vec<u8>, &str)> = vec![
         (EntryType::EntryNormal, vec![0xff, 0xff], "does not decode"),
         (EntryType::EntryNormal, put("a", "1").encode_to_vec(), "without a header"),
-        (EntryType::EntryNormal, crate::store::encode(1, add_user), "AuthUserAdd"),
+        (EntryType::EntryNormal, crate::store::encode(1, add_user), "not hashed"),
         (EntryType::EntryNormal, crate::store::encode(1, Default::default()), "unknown kind"),
         (EntryType::EntryNormal, crate::store::encode(1, attributes(5, "m", "u")), "member 5"),
         (EntryType::EntryNormal, crate::store::encode(1, newer), "3.8.0"),
@@ -173,16 +175,6 @@ fn entries_are_applied_once_and_without_gaps() {
     assert_eq!(empty.outcomes.len(), 1);
     assert_eq!(empty.outcomes[0].result, Ok(Response::Empty));
     assert_eq!(store.state().applied.index, 3);
-}
-
-#[test]
-fn data_under_auth_is_refused_at_the_start() {
-    let engine = MemEngine::new();
-    let mut batch = Batch::new();
-    batch.put(Family::System, Bucket::Auth.engine_key(names::AUTH_ENABLED), vec![1]);
-    engine.write(batch).unwrap();
-    let error = StateMachine::open(&engine, Limits::default()).unwrap_err();
-    assert!(error.to_string().contains("auth"), "{error}");
 }
 
 #[test]

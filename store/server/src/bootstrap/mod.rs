@@ -25,6 +25,7 @@ use mainstay_log::{Files, OpenError, OsFiles, Wal};
 use mainstay_mvcc::{Fatal, StateMachine};
 use mainstay_peer::{Client, MemberInfo};
 
+use crate::auth::TokenError;
 use crate::config::{ConfigError, StoreConfig};
 use crate::core::Identity;
 use crate::engine_home::{EngineHome, Generation, HomeError, create_private_dir};
@@ -36,6 +37,9 @@ pub enum StartError {
     /// The configuration contradicts itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The tokens cannot be made as it was asked for.
+    #[error(transparent)]
+    Tokens(#[from] TokenError),
     /// A URL is none.
     #[error(transparent)]
     Url(#[from] MemberUrlError),

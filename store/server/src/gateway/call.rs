@@ -60,7 +60,11 @@ impl Call {
             input: described.input(),
             output: described.output(),
             headers: metadata(request.headers()),
-            connection: request.extensions().get().cloned(),
+            // A certificate is not an identity here: etcd's gateway has a connection of its own.
+            connection: request
+                .extensions()
+                .get()
+                .map(|connection: &Connection| Connection { identity: None, ..connection.clone() }),
         })
     }
 

@@ -110,6 +110,15 @@ impl HttpSide {
         error(StatusCode::MISDIRECTED_REQUEST, &access::refusal(host))
     }
 
+    /// Refuses a request to the gateway whose certificate has a name.
+    pub(crate) fn named(&self) -> Response<Body> {
+        error(
+            StatusCode::BAD_REQUEST,
+            "CommonName of client sending a request against gateway will be ignored and not used \
+             as expected",
+        )
+    }
+
     async fn get<F: Future<Output = Response<Body>>>(
         &self,
         request: &Request<Incoming>,

@@ -34,6 +34,7 @@ pub(crate) struct Own {
     large_reads: IntGauge,
     watch_queued: IntGauge,
     watch_overflows: Kept,
+    tokens: IntGauge,
 }
 
 /// Kinds of what waits for the raft thread.
@@ -144,6 +145,10 @@ impl Own {
                 "mainstay_watch_inbox_overflows_total",
                 "Times that events did not fit in front of the watch hub and were left to be read.",
             ),
+            tokens: r.gauge(
+                "mainstay_auth_tokens",
+                "Simple tokens of users that are remembered.",
+            ),
         }
     }
 
@@ -194,5 +199,6 @@ impl Own {
         let watch = core.watch.metrics();
         self.watch_queued.set(watch.queued_bytes as i64);
         self.watch_overflows.set(watch.inbox_overflows);
+        self.tokens.set(core.tokens.count() as i64);
     }
 }

@@ -94,7 +94,7 @@ impl Core {
         s.current_revision.set(published.revision());
         s.compact_revision.set(state.compacted);
         s.keys.set(state.live_keys as i64);
-        s.auth_revision.set(state.auth.revision as i64);
+        s.auth_revision.set(state.auth.revision() as i64);
         let watch = self.watch.metrics();
         s.watch_streams.set(watch.streams as i64);
         s.watchers.set(watch.watchers as i64);

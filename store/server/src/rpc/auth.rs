@@ -1,5 +1,4 @@
-//! etcdserverpb.Auth. The status is answered; users and roles are not built in this version, and
-//! every other call says so by its name.
+//! etcdserverpb.Auth.
 
 use std::sync::Arc;
 
@@ -7,51 +6,46 @@ use super::body::RequestBody;
 use http::Request;
 use mainstay_proto::etcdserverpb as pb;
 
-use super::call::{UnaryRequest, unary, unary_requests};
+use super::call::{unary, unary_requests};
 use super::methods::Method;
-use super::status::Status;
 use super::{Answer, Api};
-use crate::error::Code;
+use crate::auth::By;
 
-unary_requests! {
-    pb::AuthEnableRequest => pb::AuthEnableResponse,
-    pb::AuthDisableRequest => pb::AuthDisableResponse,
-    pb::AuthStatusRequest => pb::AuthStatusResponse,
-    pb::AuthenticateRequest => pb::AuthenticateResponse,
-    pb::AuthUserAddRequest => pb::AuthUserAddResponse,
-    pb::AuthUserGetRequest => pb::AuthUserGetResponse,
-    pb::AuthUserListRequest => pb::AuthUserListResponse,
-    pb::AuthUserDeleteRequest => pb::AuthUserDeleteResponse,
-    pb::AuthUserChangePasswordRequest => pb::AuthUserChangePasswordResponse,
-    pb::AuthUserGrantRoleRequest => pb::AuthUserGrantRoleResponse,
-    pb::AuthUserRevokeRoleRequest => pb::AuthUserRevokeRoleResponse,
-    pb::AuthRoleAddRequest => pb::AuthRoleAddResponse,
-    pb::AuthRoleGetRequest => pb::AuthRoleGetResponse,
-    pb::AuthRoleListRequest => pb::AuthRoleListResponse,
-    pb::AuthRoleDeleteRequest => pb::AuthRoleDeleteResponse,
-    pb::AuthRoleGrantPermissionRequest => pb::AuthRoleGrantPermissionResponse,
-    pb::AuthRoleRevokePermissionRequest => pb::AuthRoleRevokePermissionResponse,
+/// Each call with the operation that answers it.
+macro_rules! calls {
+    ($($name:ident $method:ident $request:ident => $response:ident $operation:ident,)*) => {
+        unary_requests! { $(pb::$request => pb::$response,)* }
+        $(
+            pub(super) fn $name(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
+                unary(api, Method::$method, request, async |core, by: By<pb::$request>| {
+                    Ok(core.$operation(by).await?)
+                })
+            }
+        )*
+    };
 }
 
-pub(super) fn status(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::AuthStatus, request, async |core, _: pb::AuthStatusRequest| {
-        Ok(core.auth_status().await?)
-    })
-}
-
-/// Answers a call that is not built.
-pub(super) fn refuse<R: UnaryRequest>(
-    api: &Arc<Api>,
-    method: Method,
-    request: Request<RequestBody>,
-) -> Answer {
-    unary(api, method, request, async move |_, _: R| {
-        Err(Status::new(
-            Code::Unimplemented,
-            format!(
-                "{} is not built in this version of Mainstay: there are no users and roles yet",
-                method.name()
-            ),
-        ))
-    })
+calls! {
+    enable AuthEnable AuthEnableRequest => AuthEnableResponse auth_enable,
+    disable AuthDisable AuthDisableRequest => AuthDisableResponse auth_disable,
+    status AuthStatus AuthStatusRequest => AuthStatusResponse auth_status,
+    authenticate Authenticate AuthenticateRequest => AuthenticateResponse authenticate,
+    user_add UserAdd AuthUserAddRequest => AuthUserAddResponse user_add,
+    user_get UserGet AuthUserGetRequest => AuthUserGetResponse user_get,
+    user_list UserList AuthUserListRequest => AuthUserListResponse user_list,
+    user_delete UserDelete AuthUserDeleteRequest => AuthUserDeleteResponse user_delete,
+    user_change_password UserChangePassword
+        AuthUserChangePasswordRequest => AuthUserChangePasswordResponse user_change_password,
+    user_grant_role UserGrantRole
+        AuthUserGrantRoleRequest => AuthUserGrantRoleResponse user_grant_role,
+    user_revoke_role UserRevokeRole
+        AuthUserRevokeRoleRequest => AuthUserRevokeRoleResponse user_revoke_role,
+    role_add RoleAdd AuthRoleAddRequest => AuthRoleAddResponse role_add,
+    role_get RoleGet AuthRoleGetRequest => AuthRoleGetResponse role_get,
+    role_list RoleList AuthRoleListRequest => AuthRoleListResponse role_list,
+    role_delete RoleDelete AuthRoleDeleteRequest => AuthRoleDeleteResponse role_delete,
+    role_grant_permission RoleGrantPermission
+        AuthRoleGrantPermissionRequest => AuthRoleGrantPermissionResponse role_grant_permission,
+    role_revoke_permission RoleRevokePermission
+        AuthRoleRevokePermissionRequest => AuthRoleRevokePermissionResponse role_revoke_permission,
 }

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use super::body::RequestBody;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::Stream;
+use http::header::AUTHORIZATION;
+use http::request::Parts;
 use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
@@ -27,8 +29,14 @@ use super::slow;
 use super::status::{OK, Status, grpc_response, success_trailers};
 use super::streams::Ticket;
 use super::{Answer, Api};
+use crate::auth::{By, Caller};
 use crate::core::Core;
 use crate::error::{Code, Error};
+
+/// Where a client's token is.
+const TOKEN: &str = "token";
+/// A gateway's mark on the calls that it passes on.
+const BEHIND_GATEWAY: &str = "grpcgateway-accept";
 
 /// A request of a call that has one, and its response.
 pub(crate) trait UnaryRequest: Message + Default + Send + 'static {
@@ -61,7 +69,7 @@ pub(crate) fn unary<R, Handler, Handling>(
 ) -> Answer
 where
     R: UnaryRequest,
-    Handler: FnOnce(Arc<Core>, R) -> Handling + Send + 'static,
+    Handler: FnOnce(Arc<Core>, By<R>) -> Handling + Send + 'static,
     Handling: Future<Output = Result<R::Response, Status>> + Send + 'static,
 {
     let api = api.clone();
@@ -80,7 +88,10 @@ where
         api.received(method, raw.len());
         let result = match api.admit(Kind::Unary, &head.headers, request.served_by_learner()) {
             Err(status) => Err(status),
-            Ok(()) => within(timeout(&head.headers), handler(api.core.clone(), request)).await,
+            Ok(()) => {
+                let request = By::new(api.caller(&head), request);
+                within(timeout(&head.headers), handler(api.core.clone(), request)).await
+            }
         };
         let took = started.elapsed();
         if slow::is_wanted(took, api.slow_request) {
@@ -125,7 +136,9 @@ where
             Ok(ticket) => {
                 let messages = Messages::new(body, &head.headers, api.receive.clone());
                 let timeout = timeout(&head.headers);
-                respond(messages, StreamCall { api, method, ticket, in_flight, timeout }).await
+                let caller = api.caller(&head);
+                let call = StreamCall { api, method, caller, ticket, in_flight, timeout };
+                respond(messages, call).await
             }
             Err(status) => {
                 in_flight.end(status.code as usize);
@@ -139,6 +152,7 @@ where
 pub(crate) struct StreamCall {
     pub(crate) api: Arc<Api>,
     pub(crate) method: Method,
+    pub(crate) caller: Caller,
     pub(crate) ticket: Ticket,
     in_flight: InFlight,
     timeout: Option<Duration>,
@@ -149,9 +163,9 @@ impl StreamCall {
     pub(crate) async fn request<R: Message + Default>(
         &self,
         mut messages: Messages<RequestBody>,
-    ) -> Result<R, Status> {
+    ) -> Result<By<R>, Status> {
         let raw = messages.only().await?;
-        self.api.decode(self.method, raw)
+        Ok(By::new(self.caller.clone(), self.api.decode(self.method, raw)?))
     }
 
     /// Ends the call before anything was sent.
@@ -266,6 +280,18 @@ fn needs_leader(headers: &HeaderMap) -> bool {
 }
 
 impl Api {
+    /// What a call says of its caller. The token is looked for where etcd looks for it; a
+    /// certificate counts where clients must have one, and not behind a gateway, whose own it is.
+    fn caller(&self, head: &Parts) -> Caller {
+        let token = head.headers.get(TOKEN).or_else(|| head.headers.get(AUTHORIZATION));
+        let counts = self.client_cert_auth && !head.headers.contains_key(BEHIND_GATEWAY);
+        let connection = head.extensions.get::<Connection>().filter(|_| counts);
+        Caller::Client {
+            token: token.cloned(),
+            certificate: connection.and_then(|connection| connection.identity.clone()),
+        }
+    }
+
     /// The checks that come before those of the call itself, in etcd's order.
     fn admit(&self, kind: Kind, headers: &HeaderMap, for_learner: bool) -> Result<(), Status> {
         if !for_learner {

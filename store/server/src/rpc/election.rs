@@ -20,6 +20,7 @@ use super::methods::Method;
 use super::recipe::{self, LocalWatch};
 use super::status::Status;
 use super::{Answer, Api};
+use crate::auth::{By, Caller};
 use crate::core::Core;
 use crate::error::{Error, Result};
 
@@ -37,21 +38,22 @@ const NO_LEADER_KEY: Error =
 
 pub(super) fn campaign(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     let streams = api.streams.clone();
-    unary(api, Method::Campaign, request, async move |core, request: CampaignRequest| {
+    unary(api, Method::Campaign, request, async move |core, by: By<CampaignRequest>| {
         let mut ticket = streams.open(false)?;
         tokio::select! {
-            won = run(&core, request) => won.map_err(Status::without_code),
+            won = run(&core, by) => won.map_err(Status::without_code),
             status = ticket.ended() => Err(status),
         }
     })
 }
 
 pub(super) fn proclaim(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Proclaim, request, async |core, request: ProclaimRequest| {
+    unary(api, Method::Proclaim, request, async |core, by: By<ProclaimRequest>| {
+        let By { request, caller } = by;
         let told = async {
             let leader = request.leader.ok_or(NO_LEADER_KEY)?;
-            let lease = recipe::lease_or_new(&core, leader.lease).await?;
-            tell(&core, &leader.key, leader.rev, lease, request.value).await
+            let lease = recipe::lease_or_new(&core, &caller, leader.lease).await?;
+            tell(&core, &caller, &leader.key, leader.rev, lease, request.value).await
         };
         let header = told.await.map_err(Status::without_code)?;
         Ok(ProclaimResponse { header })
@@ -59,9 +61,9 @@ pub(super) fn proclaim(api: &Arc<Api>, request: Request<RequestBody>) -> Answer 
 }
 
 pub(super) fn leader(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Leader, request, async |core, request: LeaderRequest| {
-        let oldest = recipe::first_created(&recipe::prefix(&request.name));
-        let mut found = core.range(oldest).await.map_err(Status::without_code)?;
+    unary(api, Method::Leader, request, async |core, by: By<LeaderRequest>| {
+        let oldest = recipe::first_created(&recipe::prefix(&by.request.name));
+        let mut found = core.range(by.and(oldest)).await.map_err(Status::without_code)?;
         if found.kvs.is_empty() {
             return Err(Status::without_code(NO_LEADER));
         }
@@ -70,20 +72,21 @@ pub(super) fn leader(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
 }
 
 pub(super) fn resign(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Resign, request, async |core, request: ResignRequest| {
+    unary(api, Method::Resign, request, async |core, by: By<ResignRequest>| {
+        let By { request, caller } = by;
         let given_up = async {
             let leader = request.leader.ok_or(NO_LEADER_KEY)?;
-            recipe::lease_or_new(&core, leader.lease).await?;
-            give_up(&core, &leader.key, leader.rev).await
+            recipe::lease_or_new(&core, &caller, leader.lease).await?;
+            give_up(&core, &caller, &leader.key, leader.rev).await
         };
         let header = given_up.await.map_err(Status::without_code)?;
         Ok(ResignResponse { header })
     })
 }
 
-async fn run(core: &Arc<Core>, request: CampaignRequest) -> Result<CampaignResponse> {
-    let CampaignRequest { name, lease, value } = request;
-    let lease = recipe::lease_or_new(core, lease).await?;
+async fn run(core: &Arc<Core>, by: By<CampaignRequest>) -> Result<CampaignResponse> {
+    let By { request: CampaignRequest { name, lease, value }, caller } = by;
+    let lease = recipe::lease_or_new(core, &caller, lease).await?;
     let prefix = recipe::prefix(&name);
     let key = recipe::own_key(&prefix, lease);
     let txn = recipe::if_created_at(
@@ -92,22 +95,22 @@ async fn run(core: &Arc<Core>, request: CampaignRequest) -> Result<CampaignRespo
         vec![recipe::put(&key, value.clone(), lease)],
         vec![recipe::range(recipe::get(&key))],
     );
-    let response = core.txn(txn).await?;
+    let response = core.txn(By::new(caller.clone(), txn)).await?;
     let mut rev = recipe::revision(&response.header);
     if !response.succeeded
         && let Some(own) = recipe::found(&response, 0)
     {
         rev = own.create_revision;
         if own.value != value
-            && let Err(error) = tell(core, &key, rev, lease, value).await
+            && let Err(error) = tell(core, &caller, &key, rev, lease, value).await
         {
             // What went wrong is told by the first error.
-            let _ = give_up(core, &key, rev).await;
+            let _ = give_up(core, &caller, &key, rev).await;
             return Err(error);
         }
     }
-    let mut candidacy = Candidacy { core, key: Some((key.clone(), rev)) };
-    let waited = recipe::wait_for_deletes(core, &prefix, rev - 1).await;
+    let mut candidacy = Candidacy { core, caller: &caller, key: Some((key.clone(), rev)) };
+    let waited = recipe::wait_for_deletes(core, &caller, &prefix, rev - 1).await;
     // Only a client that goes away gives up; after an error it may come back to its key.
     candidacy.key = None;
     waited?;
@@ -118,34 +121,42 @@ async fn run(core: &Arc<Core>, request: CampaignRequest) -> Result<CampaignRespo
 /// Sets a new value as the holder of the key.
 async fn tell(
     core: &Core,
+    caller: &Caller,
     key: &Bytes,
     rev: i64,
     lease: i64,
     value: Bytes,
 ) -> Result<Option<pb::ResponseHeader>> {
     let put = recipe::put(key, value, lease);
-    let response = core.txn(recipe::if_created_at(key, rev, vec![put], Vec::new())).await?;
+    let txn = recipe::if_created_at(key, rev, vec![put], Vec::new());
+    let response = core.txn(By::new(caller.clone(), txn)).await?;
     if response.succeeded { Ok(response.header) } else { Err(NOT_LEADER) }
 }
 
 /// Deletes the key, if it is still the same one.
-async fn give_up(core: &Core, key: &Bytes, rev: i64) -> Result<Option<pb::ResponseHeader>> {
-    let delete = recipe::delete(key);
-    Ok(core.txn(recipe::if_created_at(key, rev, vec![delete], Vec::new())).await?.header)
+async fn give_up(
+    core: &Core,
+    caller: &Caller,
+    key: &Bytes,
+    rev: i64,
+) -> Result<Option<pb::ResponseHeader>> {
+    let txn = recipe::if_created_at(key, rev, vec![recipe::delete(key)], Vec::new());
+    Ok(core.txn(By::new(caller.clone(), txn)).await?.header)
 }
 
 /// A candidacy that ends with its client.
 struct Candidacy<'a> {
     core: &'a Arc<Core>,
+    caller: &'a Caller,
     key: Option<(Bytes, i64)>,
 }
 
 impl Drop for Candidacy<'_> {
     fn drop(&mut self) {
         let Some((key, rev)) = self.key.take() else { return };
-        let core = self.core.clone();
+        let (core, caller) = (self.core.clone(), self.caller.clone());
         tokio::spawn(async move {
-            if let Err(error) = give_up(&core, &key, rev).await {
+            if let Err(error) = give_up(&core, &caller, &key, rev).await {
                 tracing::warn!(%error, "the key of a candidate that gave up stays");
             }
         });
@@ -155,13 +166,14 @@ impl Drop for Candidacy<'_> {
 /// The leader now, and each change of him.
 pub(super) fn observe(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::Observe, request, async |messages, call| {
-        let request: LeaderRequest = match call.request(messages).await {
-            Ok(request) => request,
+        let by: By<LeaderRequest> = match call.request(messages).await {
+            Ok(by) => by,
             Err(status) => return call.refuse(status),
         };
         let observer = Observer {
             core: call.api.core.clone(),
-            prefix: recipe::prefix(&request.name),
+            prefix: recipe::prefix(&by.request.name),
+            caller: by.caller,
             told: Vec::new(),
             key: None,
         };
@@ -176,6 +188,7 @@ pub(super) fn observe(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
 
 struct Observer {
     core: Arc<Core>,
+    caller: Caller,
     prefix: Vec<u8>,
     /// What is to be told next, the last one first.
     told: Vec<LeaderResponse>,
@@ -214,7 +227,7 @@ impl Observer {
     /// The leader, or the first one that comes.
     async fn find(&self) -> Result<LeaderResponse> {
         let oldest = recipe::first_created(&self.prefix);
-        let mut found = self.core.range(oldest.clone()).await?;
+        let mut found = self.core.range(By::new(self.caller.clone(), oldest.clone())).await?;
         if !found.kvs.is_empty() {
             return Ok(LeaderResponse { header: found.header, kv: Some(found.kvs.swap_remove(0)) });
         }
@@ -224,7 +237,7 @@ impl Observer {
             start_revision: recipe::revision(&found.header),
             ..Default::default()
         };
-        let mut watch = LocalWatch::open(&self.core, create).await?;
+        let mut watch = LocalWatch::open(&self.core, &self.caller, create).await?;
         loop {
             let response = watch.next().await?;
             let put = response.events.into_iter().find(|event| event.r#type() == EventType::Put);
@@ -244,6 +257,6 @@ impl Observer {
             start_revision: recipe::revision(&leader.header) + 1,
             ..Default::default()
         };
-        LocalWatch::open(&self.core, create).await
+        LocalWatch::open(&self.core, &self.caller, create).await
     }
 }

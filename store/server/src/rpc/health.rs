@@ -14,6 +14,7 @@ use super::call::{Chunk, streaming, unary, unary_requests};
 use super::methods::Method;
 use super::status::Status;
 use super::{Answer, Api};
+use crate::auth::By;
 use crate::error::Code;
 
 const SERVING: i32 = 1;
@@ -44,8 +45,8 @@ fn status(draining: bool) -> i32 {
 
 pub(super) fn check(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     let draining = api.draining.subscribe();
-    unary(api, Method::HealthCheck, request, async move |_, request: HealthCheckRequest| {
-        if !request.service.is_empty() {
+    unary(api, Method::HealthCheck, request, async move |_, by: By<HealthCheckRequest>| {
+        if !by.request.service.is_empty() {
             return Err(Status::new(Code::NotFound, "unknown service"));
         }
         Ok(HealthCheckResponse { status: status(*draining.borrow()) })
@@ -55,7 +56,7 @@ pub(super) fn check(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
 pub(super) fn watch(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::HealthWatch, request, async |messages, call| {
         let request: HealthCheckRequest = match call.request(messages).await {
-            Ok(request) => request,
+            Ok(by) => by.request,
             Err(status) => return call.refuse(status),
         };
         let known = request.service.is_empty();

@@ -13,6 +13,7 @@ use super::call::{Chunk, streaming, unary, unary_requests};
 use super::methods::Method;
 use super::status::Status;
 use super::{Answer, Api};
+use crate::auth::By;
 use crate::error::Result;
 
 unary_requests! {
@@ -20,39 +21,42 @@ unary_requests! {
 }
 
 pub(super) fn range(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Range, request, async |core, request: pb::RangeRequest| {
+    unary(api, Method::Range, request, async |core, request: By<pb::RangeRequest>| {
         Ok(core.range(request).await?)
     })
 }
 
 pub(super) fn put(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Put, request, async |core, request: pb::PutRequest| {
+    unary(api, Method::Put, request, async |core, request: By<pb::PutRequest>| {
         Ok(core.put(request).await?)
     })
 }
 
 pub(super) fn delete_range(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::DeleteRange, request, async |core, request: pb::DeleteRangeRequest| {
+    unary(api, Method::DeleteRange, request, async |core, request: By<pb::DeleteRangeRequest>| {
         Ok(core.delete_range(request).await?)
     })
 }
 
 pub(super) fn txn(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Txn, request, async |core, request: pb::TxnRequest| {
+    unary(api, Method::Txn, request, async |core, request: By<pb::TxnRequest>| {
         Ok(core.txn(request).await?)
     })
 }
 
 pub(super) fn compact(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Compact, request, async |core, request: pb::CompactionRequest| {
-        Ok(core.compact(request).await?)
+    unary(api, Method::Compact, request, async |core, request: By<pb::CompactionRequest>| {
+        Ok(core.compact(request.of_admin(&core).await?).await?)
     })
 }
 
 pub(super) fn range_stream(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::RangeStream, request, async |messages, call| {
         let chunks = match call.request(messages).await {
-            Ok(request) => call.api.core.range_stream(request).await.map_err(Status::from),
+            Ok(request) => {
+                let request: By<pb::RangeRequest> = request;
+                call.api.core.range_stream(request).await.map_err(Status::from)
+            }
             Err(status) => Err(status),
         };
         match chunks {

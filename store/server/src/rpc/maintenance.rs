@@ -7,12 +7,14 @@ use super::body::RequestBody;
 use futures_util::stream;
 use http::Request;
 use mainstay_proto::etcdserverpb as pb;
+use mainstay_proto::etcdserverpb::alarm_request::AlarmAction;
 use tokio::sync::mpsc;
 
 use super::call::{Chunk, UnaryRequest, streaming, unary, unary_requests};
 use super::methods::Method;
 use super::status::Status;
 use super::{Answer, Api};
+use crate::auth::By;
 use crate::error::Result;
 
 unary_requests! {
@@ -33,15 +35,25 @@ impl UnaryRequest for pb::StatusRequest {
 }
 
 pub(super) fn alarm(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Alarm, request, async |core, request| Ok(core.alarm(request).await?))
+    unary(api, Method::Alarm, request, async |core, by: By<pb::AlarmRequest>| {
+        if by.request.action == AlarmAction::Get as i32 {
+            core.require_identity(&by.caller).await?;
+            return Ok(core.alarm(by.request).await?);
+        }
+        Ok(core.alarm(by.of_admin(&core).await?).await?)
+    })
 }
 
 pub(super) fn status(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Status, request, async |core, _: pb::StatusRequest| Ok(core.status()))
+    unary(api, Method::Status, request, async |core, by: By<pb::StatusRequest>| {
+        core.require_identity(&by.caller).await?;
+        Ok(core.status())
+    })
 }
 
 pub(super) fn defragment(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Defragment, request, async |core, _: pb::DefragmentRequest| {
+    unary(api, Method::Defragment, request, async |core, by: By<pb::DefragmentRequest>| {
+        by.of_admin(&core).await?;
         tracing::info!("starting defragment");
         let answer = core.defragment().await?;
         tracing::info!("finished defragment");
@@ -50,29 +62,37 @@ pub(super) fn defragment(api: &Arc<Api>, request: Request<RequestBody>) -> Answe
 }
 
 pub(super) fn hash(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Hash, request, async |core, _: pb::HashRequest| Ok(core.hash().await?))
+    unary(api, Method::Hash, request, async |core, by: By<pb::HashRequest>| {
+        by.of_admin(&core).await?;
+        Ok(core.hash().await?)
+    })
 }
 
 pub(super) fn hash_kv(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::HashKv, request, async |core, request| Ok(core.hash_kv(request).await?))
+    unary(api, Method::HashKv, request, async |core, by: By<pb::HashKvRequest>| {
+        Ok(core.hash_kv(by.of_admin(&core).await?).await?)
+    })
 }
 
 pub(super) fn move_leader(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::MoveLeader, request, async |core, request| {
-        Ok(core.move_leader(request).await?)
+    unary(api, Method::MoveLeader, request, async |core, by: By<pb::MoveLeaderRequest>| {
+        Ok(core.move_leader(by.of_admin(&core).await?).await?)
     })
 }
 
 pub(super) fn downgrade(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
-    unary(api, Method::Downgrade, request, async |core, request| {
-        Ok(core.downgrade(request).await?)
+    unary(api, Method::Downgrade, request, async |core, by: By<pb::DowngradeRequest>| {
+        Ok(core.downgrade(by.of_admin(&core).await?).await?)
     })
 }
 
 pub(super) fn snapshot(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::Snapshot, request, async |messages, call| {
         let pieces = match call.request::<pb::SnapshotRequest>(messages).await {
-            Ok(_) => call.api.core.snapshot().await.map_err(Status::from),
+            Ok(by) => match by.of_admin(&call.api.core).await {
+                Ok(_) => call.api.core.snapshot().await.map_err(Status::from),
+                Err(error) => Err(error.into()),
+            },
             Err(status) => Err(status),
         };
         match pieces {

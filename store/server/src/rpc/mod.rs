@@ -33,7 +33,6 @@ use std::time::Duration;
 
 use http::{Method as HttpMethod, Request, Response, StatusCode};
 use mainstay_net::{Body, BoxError};
-use mainstay_proto::etcdserverpb as pb;
 
 use self::body::RequestBody;
 use self::methods::Method;
@@ -57,6 +56,7 @@ pub(crate) struct Api {
     streams: Arc<Streams>,
     slow_request: Duration,
     draining: tokio::sync::watch::Sender<bool>,
+    client_cert_auth: bool,
     reflection: Option<Reflection>,
 }
 
@@ -66,6 +66,7 @@ pub(crate) struct ApiOptions {
     pub(crate) extensive_metrics: bool,
     pub(crate) slow_request: Duration,
     pub(crate) reflection: bool,
+    pub(crate) client_cert_auth: bool,
 }
 
 impl Api {
@@ -94,6 +95,7 @@ impl Api {
             streams,
             slow_request: options.slow_request,
             draining: tokio::sync::watch::Sender::new(false),
+            client_cert_auth: options.client_cert_auth,
             reflection: options.reflection.then(Reflection::new).transpose()?,
             core,
         })
@@ -190,31 +192,23 @@ pub(crate) fn answer(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
         Method::Resign => election::resign(api, request),
         Method::HealthCheck => health::check(api, request),
         Method::HealthWatch => health::watch(api, request),
+        Method::AuthEnable => auth::enable(api, request),
+        Method::AuthDisable => auth::disable(api, request),
         Method::AuthStatus => auth::status(api, request),
-        Method::AuthEnable => auth::refuse::<pb::AuthEnableRequest>(api, method, request),
-        Method::AuthDisable => auth::refuse::<pb::AuthDisableRequest>(api, method, request),
-        Method::Authenticate => auth::refuse::<pb::AuthenticateRequest>(api, method, request),
-        Method::UserAdd => auth::refuse::<pb::AuthUserAddRequest>(api, method, request),
-        Method::UserGet => auth::refuse::<pb::AuthUserGetRequest>(api, method, request),
-        Method::UserList => auth::refuse::<pb::AuthUserListRequest>(api, method, request),
-        Method::UserDelete => auth::refuse::<pb::AuthUserDeleteRequest>(api, method, request),
-        Method::UserChangePassword => {
-            auth::refuse::<pb::AuthUserChangePasswordRequest>(api, method, request)
-        }
-        Method::UserGrantRole => auth::refuse::<pb::AuthUserGrantRoleRequest>(api, method, request),
-        Method::UserRevokeRole => {
-            auth::refuse::<pb::AuthUserRevokeRoleRequest>(api, method, request)
-        }
-        Method::RoleAdd => auth::refuse::<pb::AuthRoleAddRequest>(api, method, request),
-        Method::RoleGet => auth::refuse::<pb::AuthRoleGetRequest>(api, method, request),
-        Method::RoleList => auth::refuse::<pb::AuthRoleListRequest>(api, method, request),
-        Method::RoleDelete => auth::refuse::<pb::AuthRoleDeleteRequest>(api, method, request),
-        Method::RoleGrantPermission => {
-            auth::refuse::<pb::AuthRoleGrantPermissionRequest>(api, method, request)
-        }
-        Method::RoleRevokePermission => {
-            auth::refuse::<pb::AuthRoleRevokePermissionRequest>(api, method, request)
-        }
+        Method::Authenticate => auth::authenticate(api, request),
+        Method::UserAdd => auth::user_add(api, request),
+        Method::UserGet => auth::user_get(api, request),
+        Method::UserList => auth::user_list(api, request),
+        Method::UserDelete => auth::user_delete(api, request),
+        Method::UserChangePassword => auth::user_change_password(api, request),
+        Method::UserGrantRole => auth::user_grant_role(api, request),
+        Method::UserRevokeRole => auth::user_revoke_role(api, request),
+        Method::RoleAdd => auth::role_add(api, request),
+        Method::RoleGet => auth::role_get(api, request),
+        Method::RoleList => auth::role_list(api, request),
+        Method::RoleDelete => auth::role_delete(api, request),
+        Method::RoleGrantPermission => auth::role_grant_permission(api, request),
+        Method::RoleRevokePermission => auth::role_revoke_permission(api, request),
     }
 }
 

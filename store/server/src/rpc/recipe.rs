@@ -15,8 +15,9 @@ use mainstay_proto::etcdserverpb::request_op::Request as Op;
 use mainstay_proto::etcdserverpb::response_op::Response as OpResponse;
 use mainstay_proto::mvccpb::KeyValue;
 use mainstay_proto::mvccpb::event::EventType;
-use mainstay_watch::{CreateRequest, WatchRequests, WatchResponses};
+use mainstay_watch::{WatchRequests, WatchResponses};
 
+use crate::auth::{By, Caller};
 use crate::core::Core;
 use crate::error::{Error, Result};
 
@@ -44,12 +45,12 @@ fn prefix_end(prefix: &[u8]) -> Bytes {
 }
 
 /// The given lease, or a new one that nobody renews.
-pub(super) async fn lease_or_new(core: &Core, lease: i64) -> Result<i64> {
+pub(super) async fn lease_or_new(core: &Core, caller: &Caller, lease: i64) -> Result<i64> {
     if lease != 0 {
         return Ok(lease);
     }
     let request = pb::LeaseGrantRequest { ttl: OWN_LEASE, id: 0 };
-    Ok(core.lease_grant(request).await?.id)
+    Ok(core.lease_grant(By::new(caller.clone(), request)).await?.id)
 }
 
 /// The request for the key under a prefix that was created first.
@@ -126,12 +127,18 @@ pub(super) fn revision(header: &Option<pb::ResponseHeader>) -> i64 {
 }
 
 /// Waits until no key under the prefix is left that was created up to a revision.
-pub(super) async fn wait_for_deletes(core: &Core, prefix: &[u8], up_to: i64) -> Result<()> {
+pub(super) async fn wait_for_deletes(
+    core: &Core,
+    caller: &Caller,
+    prefix: &[u8],
+    up_to: i64,
+) -> Result<()> {
     loop {
-        let response = core.range(last_created(prefix, up_to)).await?;
+        let response = core.range(By::new(caller.clone(), last_created(prefix, up_to))).await?;
         let Some(last) = response.kvs.first() else { return Ok(()) };
         let mut watch = LocalWatch::open(
             core,
+            caller,
             pb::WatchCreateRequest {
                 key: last.key.clone(),
                 start_revision: revision(&response.header),
@@ -156,9 +163,14 @@ pub(super) struct LocalWatch {
 }
 
 impl LocalWatch {
-    pub(super) async fn open(core: &Core, request: pb::WatchCreateRequest) -> Result<Self> {
+    pub(super) async fn open(
+        core: &Core,
+        caller: &Caller,
+        request: pb::WatchCreateRequest,
+    ) -> Result<Self> {
+        let request = core.watch_request(caller, request).await?;
         let (mut requests, responses) = core.watch.open();
-        let created = requests.create(CreateRequest::from(request)).await;
+        let created = requests.create(request).await;
         created.map_err(|_| Error::Stopped)?;
         Ok(Self { responses, requests })
     }

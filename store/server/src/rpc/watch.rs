@@ -16,15 +16,16 @@ use futures_util::Stream;
 use http::Request;
 use mainstay_proto::etcdserverpb::WatchRequest;
 use mainstay_proto::etcdserverpb::watch_request::RequestUnion;
-use mainstay_watch::{CreateRequest, StreamClosed, WatchRequests, WatchResponses};
+use mainstay_watch::{StreamClosed, WatchRequests, WatchResponses};
 use tokio::task::JoinHandle;
 
 use super::call::{Chunk, put_header, streaming};
 use super::methods::Method;
 use super::metrics::Sent;
 use super::receive::{HEADER, Messages};
-use super::status::Status;
+use super::status::{CODE_NAMES, Status};
 use super::{Answer, Api};
+use crate::auth::Caller;
 use crate::error::{Code, Error};
 
 /// Frames are put together up to this size; a larger frame goes alone.
@@ -32,11 +33,11 @@ const CHUNK: usize = 32 << 10;
 
 pub(super) fn watch(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::Watch, request, async |messages, call| {
-        let api = call.api.clone();
+        let (api, caller) = (call.api.clone(), call.caller.clone());
         let (requests, responses) = api.core.watch.open();
         let ender = call.ticket.ender();
         let reader = tokio::spawn(async move {
-            if let Err(status) = read(&api, messages, requests).await {
+            if let Err(status) = read(&api, &caller, messages, requests).await {
                 ender.end(status);
             }
         });
@@ -48,6 +49,7 @@ pub(super) fn watch(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
 /// Gives requests to the hub until the client has sent its last one.
 async fn read(
     api: &Api,
+    caller: &Caller,
     mut messages: Messages<RequestBody>,
     mut requests: WatchRequests,
 ) -> Result<(), Status> {
@@ -59,7 +61,10 @@ async fn read(
         let request: WatchRequest = api.decode(Method::Watch, raw).map_err(fault)?;
         let taken = match request.request_union {
             Some(RequestUnion::CreateRequest(create)) => {
-                requests.create(CreateRequest::from(create)).await
+                match api.core.watch_request(caller, create).await {
+                    Ok(create) => requests.create(create).await,
+                    Err(error) => requests.refuse(why_refused(&error)).await,
+                }
             }
             Some(RequestUnion::CancelRequest(cancel)) => requests.cancel(cancel.watch_id).await,
             Some(RequestUnion::ProgressRequest(_)) => requests.progress().await,
@@ -70,6 +75,17 @@ async fn read(
         }
     }
     Ok(())
+}
+
+/// Why a watcher is not made, as etcd's clients know it: the error as their library prints it. What
+/// it does not know in this place is a want of permission.
+fn why_refused(error: &Error) -> String {
+    let error = match error {
+        Error::InvalidAuthToken | Error::AuthOldRevision | Error::UserEmpty => error,
+        _ => &Error::PermissionDenied,
+    };
+    let code = CODE_NAMES[error.code() as usize];
+    format!("rpc error: code = {code} desc = {}", error.text())
 }
 
 struct AbortOnDrop(JoinHandle<()>);

@@ -80,7 +80,10 @@ async fn a_lagging_member_gets_a_snapshot() {
         local(cluster.core(&lagging), "k199").await.is_some()
     })
     .await;
-    assert_eq!(cluster.core(&lagging).lease_leases().leases.len(), 1);
+    assert_eq!(
+        cluster.core(&lagging).lease_leases(pb::LeaseLeasesRequest {}).await.unwrap().leases.len(),
+        1
+    );
     cluster.assert_equal().await;
     for (member, way, side, other) in
         [(&leader, "send", "To", &lagging), (&lagging, "receive", "From", &leader)]

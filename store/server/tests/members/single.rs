@@ -204,7 +204,7 @@ async fn leases_expire_not_early_and_take_their_keys() {
     let gone = core.lease_keep_alive(pb::LeaseKeepAliveRequest { id: granted.id }).await.unwrap();
     assert_eq!(gone.ttl, 0);
     assert_eq!(core.lease_time_to_live(ask).await.unwrap().ttl, -1);
-    assert!(core.lease_leases().leases.is_empty());
+    assert!(core.lease_leases(pb::LeaseLeasesRequest {}).await.unwrap().leases.is_empty());
     let unknown = core.lease_revoke(pb::LeaseRevokeRequest { id: 7 }).await.unwrap_err();
     assert_eq!(unknown, Error::LeaseNotFound);
     store.shutdown().await;

@@ -32,12 +32,14 @@ use crate::{
     index::{Index, Place},
     limits::HubConfig,
     pool::Variant,
-    request::{CreateRequest, KeyRange},
+    request::{CreateRequest, KeyRange, MayWatch},
 };
 
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 const EMPTY_RANGE: &str = "mvcc: watcher range is empty";
 const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
+const NOT_PERMITTED: &str =
+    "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
 
 /// The id in responses that are for no watcher or for all.
 const NO_WATCHER: i64 = -1;
@@ -101,6 +103,7 @@ struct Watcher {
     stream: u32,
     id: i64,
     range: KeyRange,
+    owner: Option<Arc<str>>,
     variant: Variant,
     fragment: bool,
     progress_notify: bool,
@@ -173,6 +176,8 @@ pub struct Hub {
     /// The last serial or turn that was given out.
     counter: u64,
     slow: usize,
+    /// Who may watch what; everybody everything as long as there is none.
+    may_watch: Option<MayWatch>,
 }
 
 impl Hub {
@@ -192,6 +197,7 @@ impl Hub {
             due: BTreeSet::new(),
             counter: 0,
             slow: 0,
+            may_watch: None,
         }
     }
 
@@ -248,6 +254,10 @@ impl Hub {
         if request.range.is_empty() {
             return self.refuse(stream, EMPTY_RANGE);
         }
+        // Who asks has looked too, but the rules may have changed since.
+        if !self.is_permitted(&request.owner, &request.range) {
+            return self.refuse(stream, NOT_PERMITTED);
+        }
         let Some(id) = self.streams.at_mut(slot).claim(request.watch_id) else {
             return self.refuse(stream, DUPLICATE_ID);
         };
@@ -263,6 +273,7 @@ impl Hub {
             stream: slot,
             id,
             range: request.range,
+            owner: request.owner,
             variant: Variant { prev_kv: request.prev_kv, filters: request.filters },
             fragment: request.fragment,
             progress_notify: request.progress_notify,
@@ -282,6 +293,35 @@ impl Hub {
         (frame.created, frame.canceled, frame.answer) = (true, true, true);
         frame.cancel_reason = Some(reason.into());
         self.streams.push(slot, frame);
+    }
+
+    /// Sets who may watch what from now on. Watchers that may not go on are ended, with the reason;
+    /// what they were told before stays in their queues.
+    pub fn set_rules(&mut self, may_watch: MayWatch) {
+        self.may_watch = Some(may_watch);
+        for slot in 0..self.watchers.items.len() {
+            let slot = u32::try_from(slot).expect("slots are u32");
+            let Some(watcher) = self.watchers.get(slot) else { continue };
+            // One that was told of a compaction has ended as far as the client knows.
+            let ended = watcher.state == State::Compacted;
+            if ended || self.is_permitted(&watcher.owner, &watcher.range) {
+                continue;
+            }
+            let (stream, id) = (watcher.stream, watcher.id);
+            self.streams.at_mut(stream).ids.remove(&id);
+            self.detach(slot);
+            self.watchers.remove(slot);
+            let mut frame = Frame::new(self.header(self.revision), id);
+            frame.canceled = true;
+            frame.cancel_reason = Some(NOT_PERMITTED.into());
+            self.streams.push(stream, frame);
+        }
+    }
+
+    fn is_permitted(&self, owner: &Option<Arc<str>>, range: &KeyRange) -> bool {
+        let (Some(may_watch), Some(owner)) = (&self.may_watch, owner) else { return true };
+        let (key, range_end) = range.to_wire();
+        may_watch(owner, key, range_end)
     }
 
     /// Cancels a watcher. Gives whether there was one, which is when there is an answer.

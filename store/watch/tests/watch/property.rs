@@ -92,6 +92,7 @@ fn create() -> impl Strategy<Value = CreateRequest> {
             prev_kv,
             fragment,
             watch_id,
+            owner: None,
         }
     })
 }

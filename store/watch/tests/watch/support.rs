@@ -284,5 +284,6 @@ pub(crate) fn request(key: &str, range_end: &str) -> CreateRequest {
         prev_kv: false,
         fragment: false,
         watch_id: 0,
+        owner: None,
     }
 }

@@ -1,6 +1,6 @@
 //! The watch stream as a real etcd was seen to answer it, step by step, and the rules behind it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use crate::support::{Rig, config, delete, put, request};
 use mainstay_proto::{etcdserverpb::WatchResponse, mvccpb::event::EventType};
@@ -414,4 +414,51 @@ fn closing_a_stream_forgets_all_of_it() {
     assert_eq!(metrics.pending_events, 0);
     assert!(rig.hub.next_job(Reach::Any).is_none());
     assert_eq!(rig.hub.next_deadline(), None);
+}
+
+#[test]
+fn who_may_not_read_any_more_is_told_so_and_nothing_else() {
+    const REASON: &str =
+        "reason rpc error: code = PermissionDenied desc = etcdserver: permission denied";
+    let mut rig = Rig::new(config());
+    let s = rig.open(1);
+    let of =
+        |owner: &str, key, end| CreateRequest { owner: Some(owner.into()), ..request(key, end) };
+    // Without rules everybody watches.
+    rig.hub.create(s, of("ann", "a", "c"));
+    rig.hub.create(s, of("bob", "a", ""));
+    rig.hub.create(s, of("", "a", "\0"));
+    rig.hub.create(s, request("a", ""));
+    // Behind, so that it waits for a read when the rules come.
+    rig.write(&[put("a", "1")]);
+    rig.hub.create(s, CreateRequest { start_revision: 2, ..of("bob", "a", "") });
+    said(&mut rig, s);
+
+    let rules = |owner: &str, key: &[u8], end: &[u8]| {
+        assert!(!owner.is_empty() || (key, end) == (b"a", b"\0"));
+        owner == "ann" && (key, end) != (b"a", b"")
+    };
+    rig.hub.set_rules(Arc::new(rules));
+    let mut ended = said(&mut rig, s);
+    ended.sort();
+    let expected: Vec<String> =
+        [1, 2, 4].iter().map(|id| format!("id {id} canceled rev 2 {REASON}")).collect();
+    assert_eq!(ended, expected);
+    assert_eq!(rig.hub.metrics().watchers, 2);
+    assert_eq!(rig.hub.metrics().slow_watchers, 0);
+
+    // What is published after the rules is told to those who are left.
+    rig.write(&[put("a", "2")]);
+    let mut told = said(&mut rig, s);
+    told.sort();
+    assert_eq!(told, ["id 0 rev 3 put a=2@3", "id 3 rev 3 put a=2@3"]);
+    // The rules hold for new watchers too, and the server itself has none.
+    rig.hub.create(s, of("ann", "a", ""));
+    assert_eq!(said(&mut rig, s), [format!("id -1 created canceled rev 3 {REASON}")]);
+    rig.hub.create(s, request("a", ""));
+    assert_eq!(said(&mut rig, s), ["id 5 created rev 3"]);
+    // Ids of ended watchers are free again.
+    assert!(!rig.hub.cancel(s, 1));
+    rig.hub.create(s, CreateRequest { watch_id: 1, ..of("ann", "b", "c") });
+    assert_eq!(said(&mut rig, s), ["id 1 created rev 3"]);
 }
