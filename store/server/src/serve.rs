@@ -246,29 +246,30 @@ impl Handler for Front {
             Traffic::Grpc => return rpc::answer_grpc_only(&self.api, wire(request)),
             Traffic::Metrics => {
                 let http = self.http.clone();
-                return Box::pin(async move { http.answer(Paths::Metrics, &request).await });
+                return Box::pin(async move { http.answer(Paths::Metrics, request).await });
             }
             Traffic::Both | Traffic::Http => {}
         }
-        if self.is_named(&request) {
-            let refusal = self.http.named();
-            return Box::pin(std::future::ready(refusal));
-        }
+        let named = self.is_named(&request);
         let (api, http, access) = (self.api.clone(), self.http.clone(), self.access.clone());
         let gateway = self.gateway && gateway::is_below(request.uri().path());
         Box::pin(async move {
+            if named {
+                return http.named(request).await;
+            }
             // Only where no certificate names the host.
             let plain = !request.extensions().get::<Connection>().is_some_and(|on| on.secure);
             if let (true, Some(host)) = (plain, access.unknown_host(&request)) {
-                return http.misdirected(&host);
+                return http.misdirected(&host, request).await;
             }
             let origin = access::origin(&request);
             let mut response = if request.method() == Method::OPTIONS {
+                crate::http::drain(request.into_body()).await;
                 Response::new(mainstay_net::full(""))
             } else if gateway {
                 gateway::answer(&api, request).await
             } else {
-                http.answer(Paths::Client, &request).await
+                http.answer(Paths::Client, request).await
             };
             access.tell_origin(origin.as_ref(), response.headers_mut());
             response

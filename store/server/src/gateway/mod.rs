@@ -25,8 +25,9 @@ use prost_reflect::DescriptorPool;
 use self::call::Call;
 use self::encode::push_text;
 use crate::error::Code;
+use crate::http::drain;
 use crate::rpc::Api;
-use crate::rpc::methods::Kind;
+use crate::rpc::methods::{Kind, Method};
 use crate::rpc::status::Status;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -42,22 +43,34 @@ pub(crate) fn types() -> &'static DescriptorPool {
 
 /// Answers a request; its path is below `/v3/` or `/v3beta/`.
 pub(crate) async fn answer(api: &Arc<Api>, request: Request<Incoming>) -> Response<Body> {
-    let path = request.uri().path();
-    let below = path.strip_prefix("/v3/").or_else(|| path.strip_prefix("/v3beta/"));
-    let Some(method) = below.and_then(routes::find) else {
-        return failure(&Status::new(Code::NotFound, "Not Found"));
-    };
-    if request.method() != HttpMethod::POST {
-        return failure(&Status::new(Code::Unimplemented, "Method Not Allowed"));
-    }
-    let Some(call) = Call::new(api, method, &request) else {
-        return failure(&Status::new(Code::Internal, format!("{} has no types", method.path())));
+    let (method, call) = match called(api, &request) {
+        Ok(found) => found,
+        Err(status) => {
+            drain(request.into_body()).await;
+            return failure(&status);
+        }
     };
     let body = request.into_body();
     match method.kind() {
         Kind::Unary => call.unary(body).await,
         Kind::ServerStream => call.server_stream(body).await,
         Kind::BidiStream => call.both_ways(body).await,
+    }
+}
+
+/// The call that a request asks for.
+fn called(api: &Arc<Api>, request: &Request<Incoming>) -> Result<(Method, Call), Status> {
+    let path = request.uri().path();
+    let below = path.strip_prefix("/v3/").or_else(|| path.strip_prefix("/v3beta/"));
+    let Some(method) = below.and_then(routes::find) else {
+        return Err(Status::new(Code::NotFound, "Not Found"));
+    };
+    if request.method() != HttpMethod::POST {
+        return Err(Status::new(Code::Unimplemented, "Method Not Allowed"));
+    }
+    match Call::new(api, method, request) {
+        Some(call) => Ok((method, call)),
+        None => Err(Status::new(Code::Internal, format!("{} has no types", method.path()))),
     }
 }
 

@@ -10,9 +10,11 @@ mod process;
 mod query;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use mainstay_mvcc::version::SERVER_VERSION;
 use mainstay_net::{Body, BoxError, full};
@@ -29,6 +31,10 @@ const JSON_UTF8: HeaderValue = HeaderValue::from_static("application/json; chars
 const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 const NO_SNIFF: (HeaderName, HeaderValue) =
     (http::header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+
+/// Bounds of [`drain`]. Go reads as much behind an answered request.
+const DRAINED_BYTES: usize = 256 << 10;
+const DRAINED_FOR: Duration = Duration::from_secs(1);
 
 /// Which paths a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +87,13 @@ impl HttpSide {
     }
 
     /// Answers a request. Its body is of no interest to any path.
-    pub(crate) async fn answer(&self, paths: Paths, request: &Request<Incoming>) -> Response<Body> {
+    pub(crate) async fn answer(&self, paths: Paths, request: Request<Incoming>) -> Response<Body> {
+        let response = self.look_up(paths, &request).await;
+        drain(request.into_body()).await;
+        response
+    }
+
+    async fn look_up(&self, paths: Paths, request: &Request<Incoming>) -> Response<Body> {
         let query = Query::parse(request.uri().query().unwrap_or_default());
         let all = paths == Paths::Client;
         match request.uri().path() {
@@ -105,13 +117,19 @@ impl HttpSide {
     }
 
     /// Refuses a request whose Host header is not a known one.
-    pub(crate) fn misdirected(&self, host: &str) -> Response<Body> {
+    pub(crate) async fn misdirected(
+        &self,
+        host: &str,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
+        drain(request.into_body()).await;
         tracing::warn!(host, "rejecting HTTP request to prevent DNS rebinding attacks");
         error(StatusCode::MISDIRECTED_REQUEST, &access::refusal(host))
     }
 
     /// Refuses a request to the gateway whose certificate has a name.
-    pub(crate) fn named(&self) -> Response<Body> {
+    pub(crate) async fn named(&self, request: Request<Incoming>) -> Response<Body> {
+        drain(request.into_body()).await;
         error(
             StatusCode::BAD_REQUEST,
             "CommonName of client sending a request against gateway will be ignored and not used \
@@ -142,6 +160,16 @@ impl HttpSide {
         );
         reply(StatusCode::OK, JSON, text)
     }
+}
+
+/// Reads what a client still sends with a request that is answered without it. A body that is
+/// dropped before the answer resets an HTTP/2 stream, and the client never sees the answer. What is
+/// too long or too slow is dropped all the same.
+pub(crate) async fn drain(body: Incoming) {
+    let mut body = Limited::new(body, DRAINED_BYTES);
+    let reading = async { while let Some(Ok(_)) = body.frame().await {} };
+    // Late or not, the answer follows.
+    let _ = tokio::time::timeout(DRAINED_FOR, reading).await;
 }
 
 /// What Go programs publish of themselves; the command line is what there is of it here.

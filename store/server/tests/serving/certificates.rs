@@ -68,14 +68,17 @@ impl Curl<'_> {
     fn ask(&self, name: &str, arguments: &[&str], path: &str) -> String {
         let file = |name: &str| self.dir.join(name).display().to_string();
         let output = Command::new("curl")
-            .args(["-s", "-i", "-m", "10", "--cacert", &file("ca.pem")])
+            .args(["-sS", "-i", "-m", "10", "--cacert", &file("ca.pem")])
             .args(["--cert", &file(&format!("{name}.pem"))])
             .args(["--key", &file(&format!("{name}.key"))])
             .args(arguments)
             .arg(format!("{}{path}", self.url))
             .output()
             .expect("curl is installed");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        // What curl itself has to say comes behind, so that a failed assertion shows it.
+        [output.stdout, output.stderr]
+            .map(|said| String::from_utf8_lossy(&said).into_owned())
+            .concat()
     }
 
     /// A gRPC range; its status, and its message if there is one.
