@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_net::{ListenUrl, check_advertise_urls, parse_urls};
-use mainstay_store::{AutoCompaction, ClusterState, InitialCluster, StoreConfig};
+use mainstay_store::{AutoCompaction, ClusterState, InitialCluster, StoreConfig, parse_duration};
 
-use crate::flags::{Values, parse_duration};
+use crate::flags::Values;
 
 /// Everything that a member needs, checked.
 pub(super) struct Checked {

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use mainstay_net::parse_urls;
+use mainstay_store::parse_duration;
 use table::{FLAGS, Flag, Kind};
 
 /// Feature gates of etcd 3.6 and 3.7.
@@ -57,36 +58,6 @@ fn find(name: &str) -> Option<&'static Flag> {
     // Releases up to 3.6 know many flags under an `experimental-` name; manifests in the field
     // still carry them.
     named(name).or_else(|| named(name.strip_prefix("experimental-")?))
-}
-
-/// Reads `1h2m3.5s` as Go does.
-pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
-    let mut rest = text.strip_prefix('+').unwrap_or(text);
-    if rest == "0" {
-        return Some(Duration::ZERO);
-    }
-    if rest.is_empty() {
-        return None;
-    }
-    let mut total = 0.0f64;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let unit_len = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
-        let seconds = match &rest[..unit_len] {
-            "ns" => 1e-9,
-            "us" | "µs" | "μs" => 1e-6,
-            "ms" => 1e-3,
-            "s" => 1.0,
-            "m" => 60.0,
-            "h" => 3600.0,
-            _ => return None,
-        };
-        total += number * seconds;
-        rest = &rest[unit_len..];
-    }
-    Duration::try_from_secs_f64(total).ok()
 }
 
 fn parse_bool(text: &str) -> Option<bool> {
@@ -434,16 +405,6 @@ mod tests {
         assert_eq!(values.duration("watch-progress-notify-interval"), Duration::from_secs(5));
         let values = parse(&["--experimental-initial-corrupt-check=true"], &[]).unwrap();
         assert!(values.is_set("experimental-initial-corrupt-check"));
-    }
-
-    #[test]
-    fn durations_are_gos() {
-        assert_eq!(parse_duration("1h2m3.5s"), Some(Duration::from_millis(3_723_500)));
-        assert_eq!(parse_duration("100ms"), Some(Duration::from_millis(100)));
-        assert_eq!(parse_duration("0"), Some(Duration::ZERO));
-        for bad in ["", "5", "s", "1x", "-1s"] {
-            assert_eq!(parse_duration(bad), None, "{bad}");
-        }
     }
 
     #[test]

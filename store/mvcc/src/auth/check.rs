@@ -167,11 +167,6 @@ impl AuthState {
         each_attached_key(view, lease, |key| self.check(who, access, key, &[]))
     }
 
-    /// Whether a user has a role.
-    pub fn has_role(&self, user: &str, role: &str) -> bool {
-        self.user(user).is_some_and(|user| user.roles.iter().any(|name| name == role))
-    }
-
     /// The hash that a password is compared with, and the revision of the rules that the identity
     /// gets if it fits. If the revision has moved when the token is assigned, all is done again.
     pub fn password_hash(&self, user: &str) -> Result<(&[u8], u64), Error> {
@@ -191,7 +186,12 @@ impl AuthState {
     }
 }
 
-/// Whether a user may do everything. Its roles are sorted.
+/// Whether a user has a role. Its roles are sorted.
+pub(super) fn has_role(user: &User, role: &str) -> bool {
+    user.roles.binary_search_by(|name| name.as_str().cmp(role)).is_ok()
+}
+
+/// Whether a user may do everything.
 pub(super) fn is_root(user: &User) -> bool {
-    user.roles.binary_search_by(|role| role.as_str().cmp(ROOT)).is_ok()
+    has_role(user, ROOT)
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use mainstay_proto::authpb::{Permission, permission};
 use mainstay_proto::etcdserverpb::{self as pb, InternalRaftRequest};
 
-use super::check::is_root;
+use super::check::{has_role, is_root};
 use super::users::has_password;
 use super::{AuthEffect, AuthState, Change, Identity, ROOT};
 use crate::apply::Applier;
@@ -121,11 +121,9 @@ impl Applier<'_> {
         auth.user(&request.name).filter(|user| has_password(user)).ok_or(Error::AuthFailed)?;
         // The number that real members append is that of the entry before this one.
         let token = format!("{}.{}", request.simple_token, position.index - 1);
-        self.applied.auth_effects.push(AuthEffect::TokenAssigned {
-            user: request.name.clone(),
-            token: token.clone(),
-            revision: auth.revision,
-        });
+        self.applied
+            .auth_effects
+            .push(AuthEffect::TokenAssigned { user: request.name.clone(), token: token.clone() });
         let header = header(self.state.revision);
         Ok(Response::Authenticate(pb::AuthenticateResponse { header, token }))
     }
@@ -197,7 +195,9 @@ impl AuthState {
     /// Permissions of a role, for an administrator or who has the role.
     fn role_get(&self, who: &Identity, name: &str) -> Result<Vec<Permission>, Error> {
         match self.check_admin(who) {
-            Err(error) if !self.has_role(&who.user, name) => return Err(error),
+            Err(error) if !self.user(&who.user).is_some_and(|user| has_role(user, name)) => {
+                return Err(error);
+            }
             _ => {}
         }
         let role = self.role(name).ok_or(Error::RoleNotFound)?;

@@ -56,8 +56,6 @@ pub enum AuthEffect {
         user: String,
         /// The simple token as it is also in the answer.
         token: String,
-        /// Revision of the rules then.
-        revision: u64,
     },
     /// All tokens of a user are void: it is gone, or has another password.
     TokensRevoked {
@@ -125,17 +123,17 @@ impl AuthState {
     }
 
     /// A stored role.
-    pub fn role(&self, name: &str) -> Option<&Role> {
+    fn role(&self, name: &str) -> Option<&Role> {
         self.roles.get(name.as_bytes()).map(Arc::as_ref)
     }
 
     /// All users by name.
-    pub fn users(&self) -> impl Iterator<Item = &User> {
+    fn users(&self) -> impl Iterator<Item = &User> {
         self.users.values().map(|account| &account.user)
     }
 
     /// All roles by name.
-    pub fn roles(&self) -> impl Iterator<Item = &Role> {
+    fn roles(&self) -> impl Iterator<Item = &Role> {
         self.roles.values().map(Arc::as_ref)
     }
 

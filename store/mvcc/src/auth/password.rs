@@ -1,37 +1,18 @@
 //! The password hash that a request carries as base64, decoded as Go does it: line ends are passed
 //! over, padding is required, bits behind the last byte are not looked at.
 
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
+
+const GOS: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
 /// The bytes; `None` if it is not base64.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
-    let digits: Vec<u8> = text.bytes().filter(|byte| !matches!(byte, b'\r' | b'\n')).collect();
-    let padding = digits.iter().rev().take(2).take_while(|byte| **byte == b'=').count();
-    let (digits, padded) = (&digits[..digits.len() - padding], digits.len());
-    if padded % 4 != 0 {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(padded / 4 * 3);
-    let (mut bits, mut kept) = (0_u32, 0);
-    for digit in digits {
-        bits = bits << 6 | value(*digit)?;
-        kept += 6;
-        if kept >= 8 {
-            kept -= 8;
-            bytes.push((bits >> kept) as u8);
-        }
-    }
-    Some(bytes)
-}
-
-fn value(digit: u8) -> Option<u32> {
-    let value = match digit {
-        b'A'..=b'Z' => digit - b'A',
-        b'a'..=b'z' => digit - b'a' + 26,
-        b'0'..=b'9' => digit - b'0' + 52,
-        b'+' => 62,
-        b'/' => 63,
-        _ => return None,
-    };
-    Some(value.into())
+    GOS.decode(text.replace(['\r', '\n'], "")).ok()
 }
 
 #[cfg(test)]

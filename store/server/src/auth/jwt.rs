@@ -46,18 +46,20 @@ impl Jwt {
     }
 
     pub(super) fn can_sign(&self) -> Result<()> {
-        match self.signing {
-            Some(_) => Ok(()),
-            None => Err(Error::Raw("auth: token signing attempted with verify-only key".into())),
-        }
+        self.signing_key().map(drop)
+    }
+
+    fn signing_key(&self) -> Result<&EncodingKey> {
+        let verify_only =
+            || Error::Raw("auth: token signing attempted with verify-only key".into());
+        self.signing.as_ref().ok_or_else(verify_only)
     }
 
     /// A token for a user.
     pub(super) fn sign(&self, user: &str, revision: u64) -> Result<String> {
-        self.can_sign()?;
+        let key = self.signing_key()?;
         let until = since_epoch(SystemTime::now()) + self.ttl;
         let claims = json!({"username": user, "revision": revision, "exp": until.as_secs()});
-        let key = self.signing.as_ref().ok_or(Error::Stopped)?;
         jsonwebtoken::encode(&Header::new(self.method), &claims, key)
             .map_err(|error| Error::Raw(error.to_string().into()))
     }

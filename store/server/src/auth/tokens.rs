@@ -102,7 +102,7 @@ impl Tokens {
                 AuthEffect::Enabled => tokens.enable(),
                 AuthEffect::Disabled => tokens.disable(),
                 AuthEffect::TokensRevoked { user } => tokens.revoke(user),
-                AuthEffect::TokenAssigned { user, token, .. } => {
+                AuthEffect::TokenAssigned { user, token } => {
                     // A member that signs its tokens has put no letters there: anybody could
                     // guess the rest.
                     let guessable = token.starts_with('.');
@@ -212,7 +212,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(5);
 
     fn assigned(user: &str, token: &str) -> AuthEffect {
-        AuthEffect::TokenAssigned { user: user.into(), token: token.into(), revision: 1 }
+        AuthEffect::TokenAssigned { user: user.into(), token: token.into() }
     }
 
     fn user(tokens: &Tokens, token: &str) -> Option<String> {

@@ -52,11 +52,8 @@ pub(super) fn compact(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
 
 pub(super) fn range_stream(api: &Arc<Api>, request: Request<RequestBody>) -> Answer {
     streaming(api, Method::RangeStream, request, async |messages, call| {
-        let chunks = match call.request(messages).await {
-            Ok(request) => {
-                let request: By<pb::RangeRequest> = request;
-                call.api.core.range_stream(request).await.map_err(Status::from)
-            }
+        let chunks = match call.request::<pb::RangeRequest>(messages).await {
+            Ok(request) => call.api.core.range_stream(request).await.map_err(Status::from),
             Err(status) => Err(status),
         };
         match chunks {

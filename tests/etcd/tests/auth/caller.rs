@@ -69,8 +69,7 @@ impl Caller {
         A: Message + Default + 'static,
     {
         let path = http_path(path);
-        let answer = self.grpc().await?;
-        let mut grpc = answer;
+        let mut grpc = self.grpc().await?;
         let answer = grpc.unary(self.request(message), path, ProstCodec::<Q, A>::default()).await;
         Ok(answer?.into_inner())
     }
@@ -119,6 +118,22 @@ impl Caller {
         let union = pb::watch_request::RequestUnion::CreateRequest(create);
         let request = pb::WatchRequest { request_union: Some(union) };
         self.open("/etcdserverpb.Watch/Watch", request).await
+    }
+
+    pub(crate) async fn change_password(&self, name: &str, password: &str) -> Result<(), Status> {
+        let change = pb::AuthUserChangePasswordRequest {
+            name: name.into(),
+            password: password.into(),
+            ..Default::default()
+        };
+        let path = "/etcdserverpb.Auth/UserChangePassword";
+        self.call::<_, pb::AuthUserChangePasswordResponse>(path, change).await.map(drop)
+    }
+
+    pub(crate) async fn delete_user(&self, name: &str) -> Result<(), Status> {
+        let delete = pb::AuthUserDeleteRequest { name: name.into() };
+        let path = "/etcdserverpb.Auth/UserDelete";
+        self.call::<_, pb::AuthUserDeleteResponse>(path, delete).await.map(drop)
     }
 
     pub(crate) async fn put(&self, key: &str, value: &str, lease: i64) -> Result<(), Status> {

@@ -20,20 +20,12 @@ async fn tokens_die_with_their_user_their_password_and_the_process() {
         let root = nobody.as_user("root", "root-secret").await.unwrap();
         let ann = nobody.as_user("ann", "ann-secret").await.unwrap();
         let mut said = vec![read(&ann).await];
-        let change = pb::AuthUserChangePasswordRequest {
-            name: "ann".into(),
-            password: "new-secret".into(),
-            ..Default::default()
-        };
-        let path = "/etcdserverpb.Auth/UserChangePassword";
-        root.call::<_, pb::AuthUserChangePasswordResponse>(path, change).await.unwrap();
+        root.change_password("ann", "new-secret").await.unwrap();
         said.push(read(&ann).await);
         said.push(outcome(nobody.as_user("ann", "ann-secret").await.map(|_| ()), false));
         let ann = nobody.as_user("ann", "new-secret").await.unwrap();
         said.push(read(&ann).await);
-        let delete = pb::AuthUserDeleteRequest { name: "ann".into() };
-        let path = "/etcdserverpb.Auth/UserDelete";
-        root.call::<_, pb::AuthUserDeleteResponse>(path, delete).await.unwrap();
+        root.delete_user("ann").await.unwrap();
         said.push(read(&ann).await);
         said.push(read(&root).await);
         let member = &mut cluster.members[0];
@@ -132,13 +124,7 @@ async fn neither_passwords_nor_tokens_are_logged() {
     let ann = nobody.as_user("ann", "ann-secret").await.unwrap();
     let root = nobody.as_user("root", "root-secret").await.unwrap();
     assert_eq!(read(&ann).await, "ok");
-    let change = pb::AuthUserChangePasswordRequest {
-        name: "ann".into(),
-        password: "new-secret".into(),
-        ..Default::default()
-    };
-    let path = "/etcdserverpb.Auth/UserChangePassword";
-    root.call::<_, pb::AuthUserChangePasswordResponse>(path, change).await.unwrap();
+    root.change_password("ann", "new-secret").await.unwrap();
     nobody.as_user("ann", "wrong-secret").await.map(|_| ()).unwrap_err();
     read(&ann).await;
     let bearer = nobody.with("Bearer made-up-secret.1");

@@ -5,6 +5,16 @@ use mainstay_proto::etcdserverpb as pb;
 
 use crate::caller::{Caller, PATIENCE, enable, set_up, single, tested};
 
+const DENIED: &str = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
+
+/// The reason of the end, which must come next.
+async fn ended(answers: &mut tonic::Streaming<pb::WatchResponse>) -> String {
+    let end = tokio::time::timeout(PATIENCE, answers.message()).await.expect("it ends");
+    let end = end.unwrap().unwrap();
+    assert!(end.canceled && end.events.is_empty(), "{end:?}");
+    end.cancel_reason
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_ends_when_its_user_may_not_read_any_more() {
     let (_cluster, nobody) = single(tested()).await;
@@ -23,23 +33,8 @@ async fn a_watch_ends_when_its_user_may_not_read_any_more() {
     let path = "/etcdserverpb.Auth/RoleRevokePermission";
     root.call::<_, pb::AuthRoleRevokePermissionResponse>(path, revoke).await.unwrap();
     root.put("a1", "hidden", 0).await.unwrap();
-    let end = answers.message().await.unwrap().unwrap();
-    assert!(end.canceled && end.events.is_empty(), "{end:?}");
-    assert_eq!(
-        end.cancel_reason,
-        "rpc error: code = PermissionDenied desc = etcdserver: permission denied"
-    );
+    assert_eq!(ended(&mut answers).await, DENIED);
 }
-
-/// The reason of the end, which must come next.
-async fn ended(answers: &mut tonic::Streaming<pb::WatchResponse>) -> String {
-    let end = tokio::time::timeout(PATIENCE, answers.message()).await.expect("it ends");
-    let end = end.unwrap().unwrap();
-    assert!(end.canceled && end.events.is_empty(), "{end:?}");
-    end.cancel_reason
-}
-
-const DENIED: &str = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn watches_end_with_their_user_and_when_auth_is_turned_on() {
@@ -59,18 +54,10 @@ async fn watches_end_with_their_user_and_when_auth_is_turned_on() {
         assert!(answers.message().await.unwrap().unwrap().created);
     }
     // A new password changes no rights.
-    let change = pb::AuthUserChangePasswordRequest {
-        name: "ann".into(),
-        password: "new-secret".into(),
-        ..Default::default()
-    };
-    let path = "/etcdserverpb.Auth/UserChangePassword";
-    root.call::<_, pb::AuthUserChangePasswordResponse>(path, change).await.unwrap();
+    root.change_password("ann", "new-secret").await.unwrap();
     root.put("a1", "seen", 0).await.unwrap();
     assert_eq!(of_ann.message().await.unwrap().unwrap().events.len(), 1);
-    let delete = pb::AuthUserDeleteRequest { name: "ann".into() };
-    let path = "/etcdserverpb.Auth/UserDelete";
-    root.call::<_, pb::AuthUserDeleteResponse>(path, delete).await.unwrap();
+    root.delete_user("ann").await.unwrap();
     assert_eq!(ended(&mut of_ann).await, DENIED);
     // Nobody else's watch has ended.
     root.put("a1", "again", 0).await.unwrap();
