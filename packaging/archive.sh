@@ -7,7 +7,9 @@ mkdir -p "$2"
 out=$(realpath "$2")
 . "$(dirname "$0")/common.sh"
 
-if readelf -d -l "$binary" | grep -Eq 'NEEDED|INTERP'; then
+# In a pipe to `grep -q` readelf could end by SIGPIPE, and pipefail would call the binary static.
+linking=$(readelf -d -l "$binary")
+if [[ $linking =~ NEEDED|INTERP ]]; then
     echo "$binary is linked dynamically; make archive builds a static one" >&2
     exit 1
 fi

@@ -1,7 +1,7 @@
 # What packages and archives share; sourced. Input: $binary. Sets: root, version, epoch.
 umask 022
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/Cargo.toml" | head -n 1)
+version=$(sed -n '/^version = /{s/.*"\(.*\)".*/\1/p;q}' "$root/Cargo.toml")
 # Files carry the time of the commit, so that equal sources give equal packages.
 epoch=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || date +%s)}
 export SOURCE_DATE_EPOCH=$epoch

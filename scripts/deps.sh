@@ -13,7 +13,8 @@ command -v go >/dev/null || packages[test]+=" python3-venv"
 
 missing=()
 for package in ${packages[$1]}; do
-    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q "ok installed" || missing+=("$package")
+    status=$(dpkg-query -W -f='${Status}' "$package" 2>/dev/null) || status=
+    [[ $status == *"ok installed" ]] || missing+=("$package")
 done
 if [ "${#missing[@]}" -gt 0 ]; then
     echo "Installing Debian packages: ${missing[*]}"

