@@ -13,6 +13,7 @@ mod options;
 mod reclaim;
 mod snapshot;
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -304,10 +305,18 @@ impl Shared {
         let list = self.db.live_files().unwrap_or_default();
         for family in Family::ALL {
             let own = list.iter().filter(|file| file.column_family_name == family.name());
-            let (total, live) = content(own);
-            files.total += total;
-            // RocksDB's estimate knows of overwritten keys, ours of deleted ones.
-            files.live += live.min(self.int(family, properties::ESTIMATE_LIVE_DATA_SIZE));
+            let Content { bytes, live, longest_run } = content(own);
+            files.total += bytes;
+            files.live += match family {
+                // Nothing is overwritten there.
+                Family::Key => live,
+                // RocksDB's estimate knows of overwritten keys, ours of deleted ones. Its takes a
+                // file above one that spans it for overwrites of it, however small that one is;
+                // but keys in one sorted run are different ones.
+                _ => {
+                    live.min(self.int(family, properties::ESTIMATE_LIVE_DATA_SIZE).max(longest_run))
+                }
+            };
             waiting += self.int(family, properties::NUM_IMMUTABLE_MEM_TABLE);
         }
         if waiting == 0 {
@@ -319,21 +328,40 @@ impl Shared {
     }
 }
 
-/// Bytes of one family's files, and an estimate of those that deletions in them leave alive: each
-/// deletion is taken to hide one put.
-fn content<'a>(files: impl Iterator<Item = &'a LiveFile>) -> (u64, u64) {
-    let (mut bytes, mut entries, mut deletions) = (0, 0, 0);
+/// What one family's files hold.
+#[derive(Default)]
+struct Content {
+    bytes: u64,
+    /// Estimate of the bytes that deletions leave alive: each is taken to hide one put.
+    live: u64,
+    /// Bytes of the longest sequence of files in which no key is twice.
+    longest_run: u64,
+}
+
+fn content<'a>(files: impl Iterator<Item = &'a LiveFile>) -> Content {
+    let (mut entries, mut deletions) = (0, 0);
+    let mut content = Content::default();
+    let mut levels = BTreeMap::new();
     for file in files {
-        bytes += file.size as u64;
+        let size = file.size as u64;
+        content.bytes += size;
         entries += file.num_entries;
         deletions += file.num_deletions;
+        // On level 0 every file is a run of its own, below it every level.
+        let run = levels.entry(file.level).or_insert(0);
+        *run = if file.level == 0 { size.max(*run) } else { *run + size };
+        content.longest_run = content.longest_run.max(*run);
     }
     let puts = entries.saturating_sub(deletions);
-    if puts == 0 {
-        return (bytes, if deletions == 0 { bytes } else { 0 });
-    }
-    let live = u128::from(bytes) * u128::from(puts.saturating_sub(deletions)) / u128::from(puts);
-    (bytes, live as u64)
+    content.live = match u128::from(puts) {
+        0 if deletions == 0 => content.bytes,
+        0 => 0,
+        all => {
+            let live = u128::from(puts.saturating_sub(deletions));
+            (u128::from(content.bytes) * live / all) as u64
+        }
+    };
+    content
 }
 
 impl View for RocksEngine {

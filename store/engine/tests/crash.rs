@@ -359,3 +359,29 @@ fn reclaim_is_cancelled_by_close() {
     drop(engine);
     assert_eq!(newest(&RocksEngine::open(&path, &small()).unwrap()), 600);
 }
+
+#[test]
+fn a_small_old_file_does_not_hide_a_large_new_one_from_the_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = RocksEngine::open(folder.path().join("engine"), &RocksOptions::default()).unwrap();
+    for family in [Family::Key, Family::Index] {
+        let mut batch = Batch::new();
+        batch.put(family, number(0), "first");
+        batch.put(family, number(1000), "last");
+        engine.write(batch).unwrap();
+    }
+    engine.reclaim().unwrap();
+    assert!(engine.wait_reclaimed(Duration::from_secs(60)));
+    for family in [Family::Key, Family::Index] {
+        let mut batch = Batch::new();
+        for at in 1..1000_u64 {
+            let random = (0..250)
+                .flat_map(|i| (at << 16 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+            batch.put(family, number(at), random.collect::<Vec<u8>>());
+        }
+        engine.write(batch).unwrap();
+    }
+    engine.flush().unwrap();
+    let usage = engine.usage();
+    assert!(usage.in_use_bytes > usage.total_bytes * 9 / 10, "{usage:?}");
+}

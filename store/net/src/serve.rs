@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -107,6 +107,9 @@ const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 /// Header bytes of one request; gRPC metadata of real clients is far below.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
+/// Header lines of one HTTP/1 request. Go bounds their bytes alone; hyper holds a table of this
+/// many for each request that it reads.
+const MAX_HEADER_LINES: usize = 1024;
 
 /// A running server over one or more listeners.
 #[derive(Debug)]
@@ -212,7 +215,11 @@ impl Drop for Counted {
 
 fn builder(options: &Options) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(30));
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_secs(30))
+        .max_headers(MAX_HEADER_LINES);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -259,8 +266,16 @@ async fn serve_connection(
     let handler = server.handler.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(connection.clone());
-        let answer = handler.call(request);
-        async move { Ok::<_, std::convert::Infallible>(answer.await) }
+        let answer = match host_fault(&request) {
+            Some(fault) => Err(refused(fault)),
+            None => Ok(handler.call(request)),
+        };
+        async move {
+            Ok::<_, std::convert::Infallible>(match answer {
+                Ok(answer) => answer.await,
+                Err(refusal) => refusal,
+            })
+        }
     });
     let io = TokioIo::new(Policed::new(Mended::new(io), server.ping_min_time));
     let serving = server.builder.serve_connection_with_upgrades(io, service);
@@ -282,6 +297,29 @@ async fn serve_connection(
     }
 }
 
+/// Why Go's server does not take a request of HTTP/1.1 as it names its host, in Go's words.
+fn host_fault<B>(request: &Request<B>) -> Option<&'static str> {
+    if request.version() != Version::HTTP_11 {
+        return None;
+    }
+    match request.headers().get_all(header::HOST).iter().count() {
+        0 if request.method() != Method::CONNECT => {
+            Some("400 Bad Request: missing required Host header")
+        }
+        0 | 1 => None,
+        _ => Some("400 Bad Request"),
+    }
+}
+
+fn refused(fault: &'static str) -> Response<Body> {
+    let mut response = Response::new(full(fault));
+    *response.status_mut() = StatusCode::BAD_REQUEST;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,14 +337,38 @@ mod tests {
     }
 
     async fn get(address: SocketAddr) -> String {
+        exchange(address, "GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await
+    }
+
+    /// Sends a request and reads until the other side closes.
+    async fn exchange(address: SocketAddr, request: &str) -> String {
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        stream
-            .write_all(b"GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            .await
-            .unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
+    }
+
+    #[tokio::test]
+    async fn heads_of_http1_are_taken_and_refused_as_go_does() {
+        let url = &parse_urls("http://127.0.0.1:0").unwrap()[0];
+        let listener = Listener::bind(url, false).unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Server::start(vec![listener], Arc::new(Echo), Options::default());
+        let missing = exchange(address, "GET /a HTTP/1.1\r\n\r\n").await;
+        assert!(missing.starts_with("HTTP/1.1 400 "), "{missing}");
+        assert!(
+            missing.ends_with("\r\n\r\n400 Bad Request: missing required Host header"),
+            "{missing}"
+        );
+        let twice = exchange(address, "GET /a HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n").await;
+        assert!(twice.ends_with("\r\n\r\n400 Bad Request"), "{twice}");
+        assert!(exchange(address, "GET /old HTTP/1.0\r\n\r\n").await.ends_with("/old"));
+        let many: String = (0..1000).map(|i| format!("X-{i}: v\r\n")).collect();
+        let many = format!("GET /many HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{many}\r\n");
+        let many = exchange(address, &many).await;
+        assert!(many.ends_with("/many"), "{many}");
+        server.shutdown(Duration::from_secs(1)).await;
     }
 
     #[tokio::test]
